@@ -1,0 +1,83 @@
+# From a fresh clone: 'make demo' and 'make test'. 'make help' lists the rest.
+#
+#   PYTHON=python3.12   Python 3.11 or newer to use
+#   TORCH=torch==2.14   torch to use, with options of pip if need be
+#   ARGS='...'          options for what the target runs
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+PYTHON ?=
+TORCH ?=
+ARGS ?=
+export PYTHON TORCH
+
+# Puts the tools of .venv first for one command only: set-up itself must see the system's Python.
+in_venv := PATH="$(CURDIR)/.venv/bin:$$PATH"
+cpp_files = $$(git ls-files --cached --others --exclude-standard 'csrc/*' 'tests/native/*')
+strict_flags := -Wall -Wextra -Wconversion -Wshadow -Werror
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
+
+.PHONY: set-up
+set-up: ## make .venv and build the core; both targets below do it by themselves
+	@bash tools/set_up.sh
+
+.PHONY: demo
+demo: set-up ## train, kill, resume and compare on built-in data
+	@$(in_venv) trainingcxl demo $(ARGS)
+
+.PHONY: test
+test: test-native ## all tests; ARGS='-k word' chooses
+	@$(in_venv) pytest $(ARGS)
+
+.PHONY: test-native
+test-native: set-up ## C++ unit tests
+	@$(in_venv) bash tools/native_tests.sh build/native
+
+.PHONY: sanitize
+sanitize: set-up ## C++ unit tests under ASan + UBSan, then under TSan
+	@$(in_venv) bash tools/native_tests.sh build/asan -DTCXL_SANITIZE=address,undefined
+	@$(in_venv) bash tools/native_tests.sh build/tsan -DTCXL_SANITIZE=thread
+
+.PHONY: lint lint-python lint-types lint-layers lint-cpp lint-text
+lint: lint-python lint-types lint-layers lint-cpp lint-text ## all checks that run no code of ours
+lint-python: set-up
+	@$(in_venv) ruff check .
+	@$(in_venv) ruff format --check .
+lint-types: set-up
+	@$(in_venv) mypy
+lint-layers: set-up
+	@$(in_venv) lint-imports --no-logo
+lint-cpp: set-up
+	@$(in_venv) clang-format --dry-run -Werror $(cpp_files)
+	@$(in_venv) bash tools/native_tests.sh --build-only build/lint -DTCXL_WERROR=ON
+lint-text: set-up
+	@$(in_venv) codespell
+	@$(in_venv) python tools/tidy.py
+
+.PHONY: format
+format: set-up ## format all source files
+	@$(in_venv) ruff check --fix-only --exit-zero .
+	@$(in_venv) ruff format .
+	@$(in_venv) clang-format -i $(cpp_files)
+
+.PHONY: bench-step
+bench-step: set-up ## time of the embedding step and of the DLRM step, log on and off
+	@$(in_venv) python benchmarks/step.py $(ARGS)
+
+.PHONY: torture
+torture: set-up ## kill a training run again and again and compare its end
+	@$(in_venv) pytest -m slow tests/crash $(ARGS)
+
+.PHONY: reproduce
+reproduce: ## the paper's evaluation from the simulator; needs neither torch nor a compiler
+	@bash tools/sim_env.sh reproduce $(ARGS)
+
+.PHONY: clean
+clean: ## remove what was built; keeps .venv
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -f src/trainingcxl/_core*.so .venv/set-up/core
+	@find src tests tools benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
