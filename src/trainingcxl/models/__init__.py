@@ -1,0 +1,5 @@
+"""Reference models."""
+
+__all__ = ["DLRM"]
+
+from trainingcxl.models.dlrm import DLRM
