@@ -1,0 +1,177 @@
+// Undo records: what copy_rows_to_log and the hand-off of update_rows write, its checksums and what is flushed.
+#include <cstring>
+
+#include "check.h"
+#include "crc32c.h"
+#include "kernels.h"
+#include "kernels_reference.h"
+
+namespace {
+
+using namespace tcxl;
+using namespace tcxl::test;
+
+constexpr uint64_t kRows = 400;
+
+struct Span {
+  const char* p;
+  size_t bytes;
+};
+std::vector<Span> flushed;  // what note_flush was called for
+void note_flush(const void* p, size_t bytes) { flushed.push_back({static_cast<const char*>(p), bytes}); }
+
+bool was_flushed(const void* p, size_t bytes) {
+  const char* c = static_cast<const char*>(p);
+  for (const Span& span : flushed) {
+    if (c >= span.p && c + bytes <= span.p + span.bytes) return true;
+  }
+  return bytes == 0;
+}
+
+std::vector<uint64_t> some_rows(int64_t keep_percent, Random& random) {
+  std::vector<uint64_t> rows;
+  for (uint64_t row = 0; row < kRows; ++row) {
+    if (random.below(100) < keep_percent) rows.push_back(row);
+  }
+  return rows;
+}
+
+// The record holds `row` of `table` as it is now; the checksum is computed here by the table form.
+bool holds_row(const Log& log, const Table& table, uint64_t record, uint64_t row) {
+  const auto dim = static_cast<size_t>(table.view.dim);
+  const auto state = static_cast<size_t>(state_dim(table.view.optimizer, table.view.dim));
+  std::string bytes(reinterpret_cast<const char*>(&row), 8);
+  bytes.append(reinterpret_cast<const char*>(table.state.data() + row * state), state * 4);
+  bytes.append(reinterpret_cast<const char*>(table.weight.data() + row * dim), dim * 4);
+  const uint32_t crc = crc32c_table(log.columns.crc_start, bytes.data(), bytes.size());
+  return log.row[record] == row && log.crc[record] == crc && record_crc(log.columns, table.view, record) == crc &&
+         std::memcmp(log.weight.data() + record * dim, table.weight.data() + row * dim, dim * 4) == 0 &&
+         std::memcmp(log.state.data() + record * state, table.state.data() + row * state, state * 4) == 0;
+}
+
+bool is_untouched(const Log& log, const Table& table, uint64_t record) {
+  const auto dim = static_cast<size_t>(table.view.dim);
+  const auto state = static_cast<size_t>(state_dim(table.view.optimizer, table.view.dim));
+  bool untouched = log.row[record] == ~uint64_t{0} && log.crc[record] == 0x5a5a5a5au;
+  for (size_t d = 0; d < dim; ++d) untouched &= log.weight[record * dim + d] == -77.0f;
+  for (size_t d = 0; d < state; ++d) untouched &= log.state[record * state + d] == -77.0f;
+  return untouched;
+}
+
+// Weights may leave by non-temporal stores (x86-64, whole lines); all else must have been flushed.
+bool record_was_flushed(const Log& log, const Table& table, uint64_t record) {
+  const auto dim = static_cast<size_t>(table.view.dim);
+  const auto state = static_cast<size_t>(state_dim(table.view.optimizer, table.view.dim));
+#if defined(__x86_64__)
+  const bool streams = dim % 16 == 0;
+#else
+  const bool streams = false;
+#endif
+  return was_flushed(&log.row[record], 8) && was_flushed(&log.crc[record], 4) &&
+         ((streams && state == dim) || was_flushed(log.state.data() + record * state, state * 4)) &&
+         (streams || was_flushed(log.weight.data() + record * dim, dim * 4));
+}
+
+template <typename Test>
+void for_each_table(const Test& test) {
+  for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+    if (!use_isa(isa)) continue;
+    for (const int64_t dim : {1, 2, 3, 4, 7, 8, 12, 16, 17, 31, 32, 48, 64, 100, 128, 129, 256, 1000, 1024}) {
+      for (const auto optimizer : {OptimizerKind::kSgd, OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad}) {
+        Random random{static_cast<uint64_t>(dim) * 3 + static_cast<uint64_t>(optimizer) + 1};
+        Table table(kRows, dim, optimizer, random);
+        test(table, random, std::string(isa_name(isa)) + ", dim " + std::to_string(dim));
+      }
+    }
+  }
+}
+
+void copies_a_range(Table& table, Random& random, const std::string& name) {
+  const std::vector<uint64_t> rows = some_rows(60, random);
+  for (const uint64_t count : {uint64_t{0}, uint64_t{1}, uint64_t{6}, uint64_t{rows.size() - 5}}) {
+    Log log(rows.size(), table.view);
+    flushed.clear();
+    copy_rows_to_log(table.view, rows.data(), nullptr, 5, count, log.columns, note_flush);
+    bool right = true, durable = true;
+    for (uint64_t r = 0; r <= rows.size(); ++r) {
+      const bool inside = r >= 5 && r < 5 + count;
+      right &= inside ? holds_row(log, table, r, rows[r]) : is_untouched(log, table, r);
+      durable &= !inside || record_was_flushed(log, table, r);
+    }
+    CHECK_CASE(right, name);
+    CHECK_CASE(durable, name);
+  }
+}
+
+void copies_chosen_records(Table& table, Random& random, const std::string& name) {
+  const std::vector<uint64_t> rows = some_rows(60, random);
+  std::vector<uint32_t> chosen;
+  for (uint32_t r = 0; r < rows.size(); ++r) {
+    if (random.below(3) == 0) chosen.push_back(r);
+  }
+  Log log(rows.size(), table.view);
+  copy_rows_to_log(table.view, rows.data(), chosen.data(), 0, chosen.size(), log.columns, nullptr);
+  bool right = true;
+  size_t next = 0;
+  for (uint32_t r = 0; r <= rows.size(); ++r) {
+    const bool inside = next < chosen.size() && chosen[next] == r;
+    next += inside;
+    right &= inside ? holds_row(log, table, r, rows[r]) : is_untouched(log, table, r);
+  }
+  CHECK_CASE(right, name);
+}
+
+// After the update every row that the next batch shares lies in its record with its value after the update, and
+// no other record is touched.
+void update_hands_rows_over(Table& table, Random& random, const std::string& name) {
+  const int64_t dim = table.view.dim;
+  const Feature feature = random_feature(kRows, 60, 1500, Pooling::kSum, false, 0, random);
+  Floats grad(60 * static_cast<size_t>(dim));
+  for (size_t i = 0; i < grad.size(); ++i) grad[i] = random.uniform();
+  const FeatureBags bags = feature.bags();
+  TableLookups lookups;
+  lookups.build(&bags, 1, 60, dim, kRows);
+  const std::vector<uint64_t> next_rows = some_rows(50, random);
+  std::vector<uint32_t> next_record, taken_from;
+  match_rows(lookups.rows, next_rows, next_record);
+  match_rows(next_rows, lookups.rows, taken_from);
+  for (const bool flushes : {false, true}) {
+    Log log(next_rows.size(), table.view);
+    UpdateJob job;
+    job.table = table.view;
+    job.lookups = &lookups;
+    job.grad = grad.data();
+    job.learning_rate = 0.01f;
+    job.eps = 1e-8f;
+    job.next_record = next_record.data();
+    job.next_log = log.columns;
+    job.flush = flushes ? note_flush : nullptr;
+    flushed.clear();
+    update_rows(job, 0, 3);
+    update_rows(job, 3, lookups.num_rows());
+    bool right = is_untouched(log, table, next_rows.size()), durable = true;
+    for (uint64_t r = 0; r < next_rows.size(); ++r) {
+      const bool handed_over = taken_from[r] != kNoRecord;
+      right &= handed_over ? holds_row(log, table, r, next_rows[r]) : is_untouched(log, table, r);
+      durable &= !flushes || !handed_over || record_was_flushed(log, table, r);
+    }
+    CHECK_CASE(right, name);
+    for (const uint64_t row : lookups.rows) {
+      if (!flushes) break;
+      const auto state = static_cast<uint64_t>(state_dim(table.view.optimizer, dim));
+      durable &= was_flushed(table.weight.data() + row * static_cast<uint64_t>(dim), static_cast<size_t>(dim) * 4);
+      durable &= was_flushed(table.state.data() + row * state, state * 4);
+    }
+    CHECK_CASE(durable, name);
+    CHECK_CASE(flushes || flushed.empty(), name);
+  }
+}
+
+}  // namespace
+
+int main() {
+  for_each_table(copies_a_range);
+  for_each_table(copies_chosen_records);
+  for_each_table(update_hands_rows_over);
+  return check_result();
+}
