@@ -6,7 +6,7 @@ wins. Nothing else is read, no environment variable either.
 """
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from enum import Enum
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 from trainingcxl.errors import ConfigError
 
 __all__ = [
+    "CacheSettings",
     "DataSettings",
     "DenseSettings",
     "Difference",
@@ -30,6 +31,7 @@ __all__ = [
     "Settings",
     "Value",
     "differences",
+    "hash_sizes",
     "load_settings",
     "show_settings",
     "widths",
@@ -155,19 +157,36 @@ class DataSettings(_Section):
     """Where samples come from."""
 
     source: str = _key("synthetic:small", "KIND:WHERE, for instance criteo:day_0.gz,day_1.gz")
-    hash_size: int = _key(0, "rows of a table at most, larger ids wrap around; 0 is no limit")
+    schema: str = _key("", "TOML file that describes the columns of csv: and parquet:")
+    hash_size: str = _key(
+        "0", "most rows of a table, larger ids wrap around: a number (0 chooses), or NAME=N,..."
+    )
     shuffle: bool = _key(False, "another order in every epoch")
     max_bad_lines: int = _key(0, "bad lines to pass over with a warning before stopping")
-    cache_dir: str = _key(
-        "", "where converted text is kept; empty is inside the pool", effect=Effect.NONE
-    )
+
+    def __post_init__(self) -> None:
+        """Check that `hash_size` can be read."""
+        _Section.__post_init__(self)
+        hash_sizes(self.hash_size)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheSettings(_Section):
+    """Copies of text data as arrays, made once."""
+
+    dir: str = _key("", "folder of converted text; empty is inside the pool", effect=Effect.NONE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSettings(_Section):
     """Evaluation on samples that are never trained on."""
 
-    fraction: float = _key(0.1, "share of the data, its last part, that is held out")
+    fraction: float = _key(0.1, "share of the data that is held out")
+    split: str = _key(
+        "last",
+        "held out: the last part, or a random one chosen by run.seed",
+        choices=("last", "random"),
+    )
     every: int = _key(0, "batches between evaluations; 0 is once an epoch")
     patience: int = _key(0, "evaluations without a better AUC before stopping early; 0 is never")
 
@@ -221,6 +240,7 @@ class Settings:
     rows: RowSettings = field(default_factory=RowSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     data: DataSettings = field(default_factory=DataSettings)
+    cache: CacheSettings = field(default_factory=CacheSettings)
     eval: EvalSettings = field(default_factory=EvalSettings)
     pool: PoolSettings = field(default_factory=PoolSettings)
 
@@ -256,20 +276,13 @@ class Difference:
     effect: Effect
 
 
-def _declared() -> Iterator[tuple[str, "Field[Any]"]]:
-    for section, section_type in _SECTIONS.items():
-        for declared in fields(section_type):
-            yield f"{section}.{declared.name}", declared
-
-
 def _section_name(section: _Section) -> str:
     return next(name for name, kind in _SECTIONS.items() if kind is type(section))
 
 
 def _default(name: str) -> Value:
     default: Any = _DECLARED[name].default
-    value: Value = default
-    return value
+    return default  # type: ignore[no-any-return]
 
 
 def _value(settings: Settings, name: str) -> Value:
@@ -279,7 +292,9 @@ def _value(settings: Settings, name: str) -> Value:
 
 
 _SECTIONS: dict[str, Any] = {section.name: section.type for section in fields(Settings)}
-_DECLARED: dict[str, "Field[Any]"] = dict(_declared())
+_DECLARED: dict[str, "Field[Any]"] = {
+    f"{section}.{key.name}": key for section, kind in _SECTIONS.items() for key in fields(kind)
+}
 
 
 def _wrong(name: str, value: object, expected: str) -> ConfigError:
@@ -360,6 +375,26 @@ def widths(name: str, text: str) -> list[int]:
     if not all(_is_count(part) for part in parts):
         raise _wrong(name, text, "widths joined by '-', such as 512-256")
     return [int(part) for part in parts]
+
+
+def hash_sizes(text: str) -> int | dict[str, int]:
+    """Read `data.hash_size`.
+
+    Args:
+        text: A number of rows for all features, or NAME=ROWS joined by commas.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if text.isascii() and text.isdecimal():
+        return int(text)
+    sizes = {}
+    for part in text.split(","):
+        name, _, rows = part.rpartition("=")
+        if not name or not _is_count(rows):
+            raise _wrong("data.hash_size", text, "a number of rows, or NAME=ROWS,NAME=ROWS,...")
+        sizes[name] = int(rows)
+    return sizes
 
 
 def load_settings(

@@ -9,6 +9,7 @@ from trainingcxl.config import (
     Effect,
     Settings,
     differences,
+    hash_sizes,
     load_settings,
     show_settings,
     widths,
@@ -66,11 +67,28 @@ def test_assignments_are_read_by_type(text: str, name: str, value: object) -> No
         ("eval.fraction=1", r"a number in \[0, 1\)"),
         ("rows.optimizer=adam", "one of rowwise-adagrad, adagrad, sgd"),
         ("run.epochs", "has no '='"),
+        ("data.hash_size=many", "a number of rows, or NAME=ROWS"),
+        ("data.hash_size=-1", "a number of rows, or NAME=ROWS"),
+        ("data.hash_size=C1=0", "a number of rows, or NAME=ROWS"),
     ],
 )
 def test_wrong_assignments_say_what_is_expected(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings(assignments=[text])
+
+
+def test_hash_sizes_for_all_features_or_one_by_one(tmp_path: Path) -> None:
+    def sizes(*assignments: str, file: str = "") -> int | dict[str, int]:
+        config = tmp_path / "run.toml"
+        config.write_text(file)
+        settings = load_settings(config_file=config, assignments=assignments)
+        return hash_sizes(settings.data.hash_size)
+
+    assert sizes() == 0
+    assert sizes("data.hash_size=1000") == 1000
+    assert sizes(file="[data]\nhash_size = 1000\n") == 1000
+    assert sizes("data.hash_size=C1=10,C2=20") == {"C1": 10, "C2": 20}
+    assert sizes(file="[data]\nhash_size = 'C1=10'\n") == {"C1": 10}
 
 
 def test_patience_needs_held_out_data() -> None:

@@ -1,0 +1,340 @@
+"""Train a DLRM whose embedding rows live in a pool: every batch durable, exact resume.
+
+Read it from top to bottom: `train` opens the data and the pool, `Training` builds the model and has
+the loop. A loop of one's own needs little of this; `Training._train_to_end` shows the lines.
+"""
+
+import time
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from math import isfinite, nan
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainingcxl.checkpoint import FaultTolerantRun
+from trainingcxl.config import ScheduleSettings, Settings, widths
+from trainingcxl.data import Batch, BatchLoader, Dataset, split_dataset
+from trainingcxl.errors import TrainingCXLError
+from trainingcxl.metrics import Metrics, measure
+from trainingcxl.models import DLRM
+from trainingcxl.nn import EmbeddingBagCollection
+from trainingcxl.pool import Pool
+from trainingcxl.train_setup import (
+    Report,
+    check_settings,
+    is_finished,
+    make_dense_optimizer,
+    make_row_optimizer,
+    make_tables,
+    open_source,
+    open_training_pool,
+    prepare_torch,
+    recorded_settings,
+)
+
+__all__ = ["EarlyStopping", "Stop", "Training", "learning_rate_factor", "train"]
+
+_EVALUATION_BATCH = 8192
+_SKIPPED_IN_A_ROW_MAX = 10
+
+
+class Stop(Protocol):
+    """How training learns that it should stop before its end."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop after the batch in flight."""
+
+    def deferred(self) -> AbstractContextManager[None]:
+        """Promise to look at `requested` between batches."""
+
+
+def train(settings: Settings, report: Report, stop: Stop) -> Metrics | None:
+    """Train as the settings say, or go on where an earlier run of the same settings stopped.
+
+    Args:
+        settings: What to train, on what, and in which pool.
+        report: Told of everything that a user may want to know.
+        stop: Asked between batches; on its request all that is committed is made durable.
+
+    Returns:
+        Quality on the held-out samples at the end; None if none are held out, if the run had been
+        finished before (it is left untouched), or if it was stopped.
+
+    Raises:
+        ConfigError: The pool was trained with other settings that change the result.
+        PoolError, DurabilityUnavailable, RecoveryError: The pool cannot be used as asked.
+        DataError: The data cannot be read.
+
+    Every batch is a recovery point as soon as it ends.
+    """
+    device = prepare_torch(settings.run)
+    report.event("start", source=settings.data.source, pool=settings.pool.path, device=str(device))
+    data = open_source(settings, report)
+    if is_finished(settings, data, report):
+        return None
+    with open_training_pool(settings, data, report) as pool:
+        if pool.resume_record is not None:
+            check_settings(pool.resume_record["settings"], settings, data, report)
+        training = Training(settings, data, pool, device, report, stop)
+        with stop.deferred():
+            return training.go_on()
+
+
+class Training:
+    """A model in a pool, its data and its loop, standing where the pool's recovery point is."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        data: Dataset,
+        pool: Pool,
+        device: torch.device,
+        report: Report,
+        stop: Stop,
+    ) -> None:
+        """Build model and optimizers, and restore them from the pool if it holds a run."""
+        self.settings, self.report, self.stop, self.device = settings, report, stop, device
+        training_data, held_out = split_dataset(
+            data,
+            settings.eval.fraction,
+            order=settings.run.seed if settings.eval.split == "random" else None,
+        )
+        self.loader = BatchLoader(
+            training_data,
+            settings.run.batch_size,
+            shuffle=settings.data.shuffle,
+            seed=settings.run.seed,
+        )
+        self.held_out = held_out
+        self.row_optimizer = make_row_optimizer(settings.rows)
+        embeddings = EmbeddingBagCollection(
+            pool,
+            tables=make_tables(data, settings),
+            optimizer=self.row_optimizer,
+            seed=settings.run.seed,
+        )
+        self.model = DLRM(
+            embeddings,
+            num_dense=data.num_dense,
+            bottom=widths("model.bottom", settings.model.bottom),
+            top=widths("model.top", settings.model.top),
+            seed=settings.run.seed,
+        ).to(device)
+        self.dense_optimizer = make_dense_optimizer(settings.dense, self.model.parameters())
+        self.early_stopping = EarlyStopping(settings.eval.patience)
+        every = settings.run.dense_every
+        self.run = FaultTolerantRun(
+            pool,
+            self.model,
+            self.dense_optimizer,
+            state={"early_stopping": self.early_stopping} if settings.eval.patience else None,
+            settings=recorded_settings(settings, data),
+            dense_every=every if every == "auto" else int(every),
+        )
+        self.metrics: Metrics | None = None
+        self.skipped_in_a_row = 0
+        self.pace = _Pace()
+
+    @property
+    def trained(self) -> int:
+        """Number of batches trained, over all epochs and lives of the run."""
+        return self.run.epoch * len(self.loader) + self.run.batch
+
+    def go_on(self) -> Metrics | None:
+        """Train from where the pool stands to the end, or to where it should stop.
+
+        Returns:
+            Quality on the held-out samples at the end; None if none are held out or if stopped.
+        """
+        if self.settings.eval.patience:
+            self._evaluate_if_due()  # the last life may have ended between a batch and this
+        if not self._is_over():
+            self._train()
+        if self.metrics is None:
+            self._evaluate()
+        if self.stop.requested:
+            self.run.sync()
+            self.report.event("stopped", **self._position())
+            return None
+        self.run.finish()
+        self._report_result()
+        return self.metrics
+
+    def _train(self) -> None:
+        for _ in self.run.epochs(self.settings.run.epochs):
+            for batch in self.run.batches(self.loader):
+                begin = time.perf_counter()
+                self._set_learning_rates()
+                loss = self._loss(batch)
+                if isfinite(loss.item()):
+                    self.run.step(loss)
+                    self.skipped_in_a_row = 0
+                else:
+                    self._skip(loss.item())
+                self.metrics = None
+                self.pace.add(len(batch.label), time.perf_counter() - begin, loss.item())
+                self._report_progress()
+                self._evaluate_if_due()
+                if self._is_over():
+                    return
+
+    def _loss(self, batch: Batch) -> Tensor:
+        logits = self.model(batch.dense.to(self.device), batch.sparse)
+        labels = batch.label.to(self.device)
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels)
+
+    def _set_learning_rates(self) -> None:
+        """Set both rates from the number of batches trained, so that no schedule needs a state."""
+        factor = learning_rate_factor(self.settings.schedule, self.trained)
+        for optimizer, rate in (
+            (self.dense_optimizer, self.settings.dense.lr),
+            (self.row_optimizer, self.settings.rows.lr),
+        ):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * factor
+
+    def _skip(self, loss: float) -> None:
+        self.run.skip()
+        self.skipped_in_a_row += 1
+        self.report.event("skipped", batch=self.trained, loss=loss)
+        if self.skipped_in_a_row > _SKIPPED_IN_A_ROW_MAX:
+            raise TrainingCXLError(
+                f"the loss was not finite for {self.skipped_in_a_row} batches in a row\n"
+                f"  where: pool {self.settings.pool.path!r}, batch {self.trained}\n"
+                "  state: these batches changed nothing\n"
+                "  do:    lower dense.lr or rows.lr and start over with --fresh"
+            )
+
+    def _is_over(self) -> bool:
+        return self.stop.requested or self.early_stopping.stopped
+
+    def _evaluate_if_due(self) -> None:
+        every = self.settings.eval.every or len(self.loader)
+        if self.trained % every == 0 and not self.early_stopping.has_seen(self.trained):
+            self._evaluate()
+
+    def _evaluate(self) -> None:
+        """Judge the model on the held-out samples; a request to stop ends it without a figure."""
+        if self.held_out is None:
+            return
+        labels, logits = [], []
+        self.model.eval()
+        with torch.no_grad():
+            for batch in BatchLoader(self.held_out, _EVALUATION_BATCH, seed=0, shuffle=False):
+                if self.stop.requested:
+                    break
+                labels.append(batch.label.numpy())
+                logits.append(self.model(batch.dense.to(self.device), batch.sparse).cpu().numpy())
+        self.model.train()
+        if self.stop.requested:
+            return
+        self.metrics = measure(np.concatenate(labels), np.concatenate(logits))
+        self.early_stopping.see(self.trained, self.metrics.auc)
+        self.report.event("evaluation", **self._position(), **asdict(self.metrics))
+
+    def _position(self) -> dict[str, int]:
+        return {
+            "epoch": self.run.epoch,
+            "batch": self.trained,
+            "committed_batch": self.run.committed_batch,
+            "durable_batch": self.run.durable_batch,
+        }
+
+    def _report_progress(self) -> None:
+        self.report.progress(
+            "train",
+            self.trained,
+            self.settings.run.epochs * len(self.loader),
+            committed_batch=self.run.committed_batch,
+            durable_batch=self.run.durable_batch,
+            loss=self.pace.loss,
+            samples_per_second=self.pace.samples_per_second,
+        )
+
+    def _report_result(self) -> None:
+        """Say how good the model is, how fast it was trained, and what durability cost."""
+        stats, seconds = self.run.stats, self.pace.seconds or nan
+        self.report.event(
+            "result",
+            **self._position(),
+            **(asdict(self.metrics) if self.metrics else {}),
+            stopped_early=self.early_stopping.stopped,
+            samples_per_second=self.pace.samples_per_second,
+            log_bytes=stats.log_bytes,
+            dense_bytes=stats.dense_bytes,
+            flag_wait_share=stats.flag_wait_s / seconds,
+            dense_stall_share=stats.dense_stall_s / seconds,
+        )
+
+
+class EarlyStopping:
+    """Stops a run when its AUC has not risen for some evaluations; survives a kill (case A9)."""
+
+    def __init__(self, patience: int) -> None:
+        """Stop after `patience` evaluations without a better AUC; 0 is never."""
+        self.patience = patience
+        self.best_auc = -1.0
+        self.disappointments = 0
+        self.seen_batch = -1
+
+    @property
+    def stopped(self) -> bool:
+        """Whether patience is at its end."""
+        return bool(self.patience) and self.disappointments >= self.patience
+
+    def has_seen(self, batch: int) -> bool:
+        """Return whether the evaluation after this many batches is counted already."""
+        return self.seen_batch == batch
+
+    def see(self, batch: int, auc: float) -> None:
+        """Count the AUC found after this many batches."""
+        if self.has_seen(batch):
+            return
+        self.seen_batch = batch
+        self.disappointments = 0 if auc > self.best_auc else self.disappointments + 1
+        self.best_auc = max(self.best_auc, auc)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what a resumed run must know."""
+        return {
+            "best_auc": self.best_auc,
+            "disappointments": self.disappointments,
+            "seen_batch": self.seen_batch,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave."""
+        self.best_auc = float(state["best_auc"])
+        self.disappointments = int(state["disappointments"])
+        self.seen_batch = int(state["seen_batch"])
+
+
+class _Pace:
+    """Recent loss and overall speed of this life of the run, evaluation left out."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.seconds = 0.0
+        self.loss = nan
+
+    def add(self, samples: int, seconds: float, loss: float) -> None:
+        self.samples += samples
+        self.seconds += seconds
+        self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds if self.seconds else nan
+
+
+def learning_rate_factor(schedule: ScheduleSettings, batch: int) -> float:
+    """Return the factor on the learning rates of the step that follows `batch` trained batches."""
+    rise = min(1.0, (batch + 1) / schedule.warmup) if schedule.warmup else 1.0
+    if not schedule.decay_batches:
+        return rise
+    decayed = max(0, batch - schedule.decay_start) / schedule.decay_batches
+    return rise * max(0.0, 1.0 - decayed) ** 2
