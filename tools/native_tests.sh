@@ -9,7 +9,7 @@ if [ "$1" = --build-only ]; then
 fi
 folder=$1
 shift
-cmake -S . -B "$folder" -G Ninja -DTCXL_TESTS=ON --log-level=WARNING "$@"
+cmake -S . -B "$folder" -G Ninja -DTCXL_TESTS=ON "$@" >/dev/null
 cmake --build "$folder" -- --quiet
 if $run; then
   ctest --test-dir "$folder" --output-on-failure --timeout 120 --parallel 2

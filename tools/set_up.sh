@@ -47,10 +47,10 @@ core_key() {
 
 # Runs pip install; on failure says which of the usual reasons it was.
 pip_install() {
-  local log=$state/pip.log quiet=(-q)
-  [ ! -t 1 ] || quiet=()
+  local log=$state/pip.log output=(-q --progress-bar off)
+  [ ! -t 1 ] || output=()
   rm -f "$log"
-  ! "$venv/bin/python" -m pip install "${quiet[@]}" --log "$log" "$@" || return 0
+  ! "$venv/bin/python" -m pip install "${output[@]}" --no-compile --log "$log" "$@" || return 0
   rm -f "$state/busy" # pip ended by itself and left no half-written package
   if grep -qE 'name resolution|not known|unreachable|new connection|ProxyError|timed out' "$log"
   then
@@ -58,7 +58,7 @@ pip_install() {
       "connect this machine, or set PIP_INDEX_URL (mirror) or PIP_FIND_LINKS (folder of wheels)"
   elif grep -q 'No space left on device' "$log"; then
     fail "the disk is full" "$PWD/$venv or ${TMPDIR:-/tmp}" "free 3 GB, or set TMPDIR elsewhere"
-  elif grep -q 'No matching distribution' "$log"; then
+  elif grep -qE 'No matching distribution|ResolutionImpossible' "$log"; then
     fail "a package has no release for this Python and machine" "pip install $*" \
       "read the lines above; try another PYTHON= or TORCH="
   fi
@@ -117,6 +117,9 @@ install_packages() {
   say "other packages"
   "$venv/bin/python" -c "$requirements_of" >"$state/requirements.txt"
   pip_install -c "$constraints" -r "$state/requirements.txt"
+  # pip compiles no bytecode (half of its time); the modules that a run imports are compiled here.
+  env -u PYTHONDONTWRITEBYTECODE "$venv/bin/python" -W ignore -c "import torch" ||
+    fail "torch does not import" "$torch in $PWD/$venv" "try another PYTHON= or TORCH="
   packages_key >"$state/packages"
   rm -f "$state/busy"
 }
