@@ -1,0 +1,137 @@
+#include "dense_log.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "crc32c.h"
+#include "errors.h"
+
+namespace tcxl {
+
+using namespace layout;
+
+namespace {
+constexpr uint64_t kSliceBytes = 256 << 10;  // short enough that an announced batch never waits long for its log
+}
+
+std::string DenseLog::check_area(uint32_t area, Generation& out) const {
+  const GeometryHeader& g = store_.geometry();
+  if (g.dense_bytes[area] < kDenseBlob) return "no area";
+  if (g.dense_offset[area] > store_.log().bytes() || g.dense_bytes[area] > store_.log().bytes() - g.dense_offset[area]) return "area outside the log";
+  const std::byte* base = store_.log().base() + g.dense_offset[area];
+  DenseHeader h;
+  std::memcpy(&h, base, sizeof h);
+  if (h.magic == 0) return "empty";
+  if (h.magic != kDenseMagic || h.crc != store_.checksum(h)) return "header has a wrong checksum";
+  if (h.resume_bytes > kResumeBytesMax || h.blob_bytes > g.dense_bytes[area] - kDenseBlob) return "header names more bytes than the area has";
+  if (store_.crc_of(base + kDenseResume, h.resume_bytes) != h.resume_crc) return "resume record has a wrong checksum";
+  if (store_.crc_of(base + kDenseBlob, h.blob_bytes) != h.blob_crc) return "dense part has a wrong checksum";
+  out = {area, h};
+  return "";
+}
+
+std::optional<Generation> DenseLog::newest_valid(const Slot& slot) const {
+  std::optional<Generation> best;
+  for (uint32_t area = 0; area < 2; ++area) {
+    Generation g;
+    if (!check_area(area, g).empty() || g.header.batch > slot.batch) continue;
+    const bool named = slot.dense_batch == g.header.batch && slot.dense_life == g.header.life &&
+                       slot.dense_area == area && slot.dense_crc == g.header.crc;
+    if (!named && g.header.life != slot.life) continue;
+    if (!best || g.header.batch > best->header.batch) best = g;
+  }
+  return best;
+}
+
+std::string DenseLog::read_resume(const Generation& g) const {
+  return std::string(store_.log().at<char>(store_.geometry().dense_offset[g.area] + kDenseResume), g.header.resume_bytes);
+}
+
+const std::byte* DenseLog::blob(const Generation& g) const {
+  return store_.log().base() + store_.geometry().dense_offset[g.area] + kDenseBlob;
+}
+
+void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume, const std::vector<Part>& parts) {
+  TCXL_ASSERT(!is_writing_);
+  if (resume.size() > kResumeBytesMax) fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ", kResumeBytesMax, " fit");
+  uint64_t bytes = 0;
+  for (const Part& part : parts) bytes += part.bytes;
+  const uint32_t area = newest_ ? 1 - newest_->area : 0;
+  GeometryHeader g = store_.geometry();
+  if (g.dense_bytes[area] < kDenseBlob + bytes) {
+    // A quarter more, so that state that appears later (optimizers create theirs in the first step) rarely moves it.
+    const uint64_t room = round_up(kDenseBlob + bytes + bytes / 4, kRegionAlign);
+    const uint64_t offset = store_.allocate_log(room);
+    g = store_.geometry();
+    g.dense_offset[area] = offset;
+    g.dense_bytes[area] = room;
+    std::memset(store_.log().base() + offset, 0, kPage);
+    store_.persistence().persist(store_.log().base() + offset, kPage);
+    store_.write_geometry(g);
+  }
+  if (staging_bytes_ < bytes) {
+    staging_.reset(new std::byte[bytes]);
+    staging_bytes_ = bytes;
+  }
+  std::byte* to = staging_.get();
+  for (const Part& part : parts) {
+    if (part.bytes > 0) std::memcpy(to, part.data, part.bytes);
+    to += part.bytes;
+  }
+  staged_.area = area;
+  staged_area_ = store_.log().base() + g.dense_offset[area];
+  staged_.header = {};
+  staged_.header.magic = kDenseMagic;
+  staged_.header.life = life;
+  staged_.header.batch = batch;
+  staged_.header.blob_bytes = bytes;
+  staged_.header.resume_bytes = static_cast<uint32_t>(resume.size());
+  staged_.header.resume_crc = store_.crc_of(resume.data(), resume.size());
+  staged_resume_ = resume;
+  written_ = 0;
+  crc_ = store_.crc_seed();
+  is_writing_ = true;
+}
+
+bool DenseLog::write_slice() {
+  TCXL_ASSERT(is_writing_);
+  std::byte* base = staged_area_;
+  const Persistence& p = store_.persistence();
+  if (written_ == 0) {  // an old header must not stand over a new body
+    std::memset(base, 0, sizeof(DenseHeader));
+    p.persist(base, sizeof(DenseHeader));
+    std::memcpy(base + kDenseResume, staged_resume_.data(), staged_resume_.size());
+    p.flush(base + kDenseResume, staged_resume_.size());
+  }
+  const uint64_t bytes = std::min(kSliceBytes, staged_.header.blob_bytes - written_);
+  if (bytes > 0) {
+    crc_ = crc32c(crc_, staging_.get() + written_, bytes);
+    std::memcpy(base + kDenseBlob + written_, staging_.get() + written_, bytes);
+    p.flush(base + kDenseBlob + written_, bytes);
+    written_ += bytes;
+  }
+  return written_ == staged_.header.blob_bytes;
+}
+
+void DenseLog::finish() {
+  TCXL_ASSERT(is_writing_ && written_ == staged_.header.blob_bytes);
+  std::byte* base = staged_area_;
+  const Persistence& p = store_.persistence();
+  staged_.header.blob_crc = crc_;
+  staged_.header.crc = store_.checksum(staged_.header);
+  p.fence();  // body before header: the header says that the body is complete
+  std::memcpy(base, &staged_.header, sizeof(DenseHeader));
+  p.persist(base, sizeof(DenseHeader));
+  newest_ = staged_;
+  is_writing_ = false;
+}
+
+void DenseLog::rewrite(const Generation& from, uint64_t batch, uint64_t life, const std::string& resume) {
+  newest_ = from;
+  capture(batch, life, resume, {{blob(from), from.header.blob_bytes}});
+  while (!write_slice()) {
+  }
+  finish();
+}
+
+}  // namespace tcxl

@@ -1,0 +1,371 @@
+#include "engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+
+#include "errors.h"
+#include "stopwatch.h"
+
+namespace tcxl {
+
+namespace {
+
+constexpr uint64_t kLookupsPerChunk = 8192;
+constexpr int64_t kBagsPerChunk = 256;
+}  // namespace
+
+Engine::Engine(Store& store, UndoLog& undo, DenseLog& dense, uint64_t committed, const EngineOptions& options)
+    : store_(store), undo_(undo), dense_(dense), options_(options), workers_(std::max(1, options.threads)), committed_(committed) {
+  life_ = store_.max_life();
+  last_captured_ = dense_.newest() ? dense_.newest()->header.batch : committed;
+  if (!store_.is_read_only()) thread_ = std::thread([this] { background(); });
+}
+
+Engine::~Engine() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+size_t Engine::add_group(const Group& group) {
+  std::lock_guard lock(mutex_);
+  groups_.push_back(group);
+  return groups_.size() - 1;
+}
+
+// --- announce and lookup ----------------------------------------------------------------------------------
+
+std::shared_ptr<Step> Engine::fresh_step() {
+  for (auto& step : all_steps_) {
+    if (step.use_count() == 1) {
+      const std::shared_ptr<Step> reused = step;
+      reused->log = LogState::kNone;
+      reused->is_sorting = reused->is_sorted = reused->overlap_pending = false;
+      reused->is_next_mapped = reused->hand_off_closed = reused->has_flag = reused->is_blocked = false;
+      reused->num_tables = 0;
+      return reused;
+    }
+  }
+  all_steps_.push_back(std::make_shared<Step>());
+  return all_steps_.back();
+}
+
+// The tables of the step's groups. A table belongs to one module, hence to one group.
+void Engine::add_tables(Step& step) {
+  step.num_tables = 0;
+  for (size_t g = 0; g < step.groups.size(); ++g) {
+    for (const GroupFeature& feature : groups_[step.groups[g].group].features) {
+      bool known = false;
+      for (size_t t = 0; t < step.num_tables; ++t) known |= step.tables[t].table == feature.table;
+      if (known) continue;
+      if (step.tables.size() == step.num_tables) step.tables.emplace_back();
+      step.tables[step.num_tables].table = feature.table;
+      step.tables[step.num_tables].group = g;
+      ++step.num_tables;
+    }
+  }
+}
+
+uint64_t Engine::announce(const std::vector<GroupInput>& inputs) {
+  store_.check_alive();
+  std::shared_ptr<Step> step;
+  {
+    std::lock_guard lock(mutex_);
+    step = fresh_step();
+  }
+  step->groups.resize(inputs.size());
+  for (size_t g = 0; g < inputs.size(); ++g) step->groups[g].assign(inputs[g], groups_[inputs[g].group], store_.tables());
+  add_tables(*step);
+  {
+    std::lock_guard lock(mutex_);
+    step->id = next_id_++;
+    queue_.push_back(step);
+  }
+  changed_.notify_all();
+  return step->id;
+}
+
+std::shared_ptr<Lookup> Engine::lookup(const GroupInput& input, float* out) {
+  const Stopwatch watch;
+  const Group& spec = groups_[input.group];
+  auto result = std::make_shared<Lookup>();
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& step : queue_) {
+      for (size_t g = 0; g < step->groups.size() && !result->step; ++g) {
+        if (step->id != 0 && step->groups[g].equals(input, spec)) result->step = step, result->index = g;
+      }
+      if (result->step) break;
+    }
+  }
+  if (!result->step) result->own.assign(input, spec, store_.tables());
+  const GroupBatch& batch = result->batch();
+  const int64_t blocks = (batch.bags + kBagsPerChunk - 1) / kBagsPerChunk;
+  workers_.run(static_cast<uint64_t>(blocks) * spec.features.size(), [&](uint64_t i) {
+    // Feature-major order: one table after the other has the better TLB reach.
+    const size_t f = i / static_cast<uint64_t>(blocks);
+    const int64_t begin = static_cast<int64_t>(i % static_cast<uint64_t>(blocks)) * kBagsPerChunk;
+    tcxl::lookup(store_.tables()[spec.features[f].table].view, batch.features[f], begin, std::min(batch.bags, begin + kBagsPerChunk), out, spec.stride);
+  });
+  stats_.lookup_ns += watch.ns();
+  stats_.lookups += batch.ids.size();
+  return result;
+}
+
+void Engine::per_sample_weight_grad(const Lookup& lookup, const float* grad, float* weight_grad) {
+  const GroupBatch& batch = lookup.batch();
+  const Group& spec = groups_[batch.group];
+  workers_.run(spec.features.size(), [&](uint64_t f) {
+    tcxl::per_sample_weight_grad(store_.tables()[spec.features[f].table].view, batch.features[f], 0, batch.bags, grad, spec.stride, weight_grad);
+  });
+}
+
+// --- prepare ----------------------------------------------------------------------------------------------
+
+// One step out of several lookups (accumulation, a batch that was not announced): groups are concatenated.
+std::shared_ptr<Step> Engine::merge(const std::vector<Part>& parts) {
+  std::shared_ptr<Step> step = fresh_step();
+  step->id = 0;
+  step->groups.clear();
+  merged_grads_.resize(groups_.size());
+  grads_.clear();
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    GroupBatch all;
+    all.group = g;
+    std::vector<const GroupBatch*> sources;
+    std::vector<float>& grad = merged_grads_[g];
+    grad.clear();
+    for (const Part& part : parts) {
+      const GroupBatch& batch = part.lookup->batch();
+      if (batch.group != g) continue;
+      sources.push_back(&batch);
+      all.bags += batch.bags;
+      all.has_weights |= batch.has_weights;
+      if (part.grad != nullptr) grad.insert(grad.end(), part.grad, part.grad + batch.bags * groups_[g].stride);
+    }
+    if (sources.empty()) continue;
+    for (size_t f = 0; f < groups_[g].features.size(); ++f) {
+      for (const GroupBatch* source : sources) {
+        const FeatureBags& bags = source->features[f];
+        for (int64_t b = 0; b < source->bags; ++b) {
+          all.offsets.push_back(static_cast<int64_t>(all.ids.size()));
+          for (int64_t i = bags.offsets[b]; i < bags.offsets[b + 1]; ++i) {
+            all.ids.push_back(bags.ids[i]);
+            if (all.has_weights) all.weights.push_back(bags.weights != nullptr ? bags.weights[i] : 1.0f);
+          }
+        }
+      }
+    }
+    all.offsets.push_back(static_cast<int64_t>(all.ids.size()));
+    step->groups.push_back(std::move(all));
+    GroupBatch& kept = step->groups.back();
+    for (size_t f = 0; f < groups_[g].features.size(); ++f) {
+      const GroupFeature& feature = groups_[g].features[f];
+      kept.features.push_back({kept.ids.data(), kept.offsets.data() + static_cast<int64_t>(f) * kept.bags,
+                               kept.has_weights ? kept.weights.data() : nullptr, feature.pooling, feature.column});
+    }
+    grads_.push_back(grad.data());
+  }
+  add_tables(*step);
+  for (size_t g = 0; g < step->groups.size(); ++g) {  // moving the group above moved no buffer, but be exact
+    TCXL_ASSERT(step->groups[g].features.front().ids == step->groups[g].ids.data());
+  }
+  return step;
+}
+
+void Engine::prepare(const std::vector<Part>& parts, uint64_t through) {
+  store_.check_alive();
+  check_background();
+  for (const Part& part : parts) {
+    const GroupBatch& batch = part.lookup->batch();
+    const uint64_t n = static_cast<uint64_t>(batch.bags * groups_[batch.group].stride);
+    constexpr uint64_t kBlock = 1 << 16;
+    std::atomic<bool> is_bad{false};
+    workers_.run((n + kBlock - 1) / kBlock, [&](uint64_t i) {
+      if (has_non_finite(part.grad + i * kBlock, std::min(kBlock, n - i * kBlock))) is_bad = true;
+    });
+    if (is_bad) {
+      const auto bad = static_cast<uint64_t>(std::find_if(part.grad, part.grad + n, [](float v) { return !std::isfinite(v); }) - part.grad);
+      const Group& spec = groups_[batch.group];
+      const auto column = static_cast<int64_t>(bad) % spec.stride;
+      std::string name;
+      for (const GroupFeature& feature : spec.features) {
+        if (feature.column <= column) name = feature.name;
+      }
+      fail(ErrorKind::kValue, "the gradient of feature '", name, "' is ", part.grad[bad], " in sample ", static_cast<int64_t>(bad) / spec.stride,
+           " (column ", column, ")\n  state: the pool is unchanged, batch ", committed_ + 1, " is not committed\n  do:    skip the batch (run.skip()), lower the learning rate, or clip gradients");
+    }
+  }
+  Lock lock(mutex_);
+  if (prepared_ && !queue_.empty() && queue_.front() == prepared_ && prepared_->id == 0) {
+    reset_log_from(lock, 0);  // an earlier prepare that was never committed
+    queue_.pop_front();
+  }
+  prepared_.reset();
+  const std::shared_ptr<Step> head = queue_.empty() ? nullptr : queue_.front();
+  bool is_head = head && head->id == through && parts.size() == head->groups.size() && !parts.empty();
+  std::vector<bool> used(head ? head->groups.size() : 0, false);
+  for (const Part& part : parts) {
+    is_head = is_head && part.lookup->step == head && !used[part.lookup->index];
+    if (is_head) used[part.lookup->index] = true;
+  }
+  if (is_head) {
+    grads_.assign(head->groups.size(), nullptr);
+    for (const Part& part : parts) grads_[part.lookup->index] = part.grad;
+    prepared_ = head;
+    admit(lock, *head);
+    return;
+  }
+  const std::shared_ptr<Step> merged = merge(parts);
+  drop_through(lock, through);
+  reset_log_from(lock, 0);
+  if (!parts.empty()) ++stats_.unannounced;
+  queue_.push_front(merged);
+  prepared_ = merged;
+  admit(lock, *merged);
+  changed_.notify_all();
+}
+
+double Engine::grad_norm_sq() {
+  Lock lock(mutex_);
+  if (!prepared_) fail(ErrorKind::kPool, "no step is prepared");
+  Step& step = *prepared_;
+  ensure_sorted(lock, step);
+  lock.unlock();
+  double sum = 0;
+  std::vector<double> norms;
+  for (size_t t = 0; t < step.num_tables; ++t) {
+    const StepTable& table = step.tables[t];
+    const uint64_t rows = table.lookups.num_rows();
+    norms.resize(rows);
+    constexpr uint64_t kBlock = 4096;
+    workers_.run((rows + kBlock - 1) / kBlock, [&](uint64_t i) {
+      row_grad_norm_sq(table.lookups, grads_[table.group], store_.tables()[table.table].view.dim, i * kBlock, std::min(rows, (i + 1) * kBlock), norms.data() + i * kBlock);
+    });
+    for (uint64_t r = 0; r < rows; ++r) sum += norms[r];
+  }
+  return sum;
+}
+
+// --- commit -----------------------------------------------------------------------------------------------
+
+// Bounds what "exact" has to do again: before batch n commits, every generation up to n - 2K + 1 is complete.
+void Engine::wait_for_generation(Lock& lock) {
+  if (!dense_.is_writing()) return;
+  const Stopwatch watch;
+  changed_.wait(lock, [&] {
+    const uint64_t newest = dense_.newest() ? dense_.newest()->header.batch : 0;
+    return !dense_.is_writing() || newest + 2 * dense_every_ > committed_ + 1;
+  });
+  stats_.dense_wait_ns += watch.ns();
+}
+
+// Row ranges of about equal numbers of lookups; the split does not change a bit.
+void Engine::plan_chunks(const Step& step) {
+  chunks_.clear();
+  for (size_t t = 0; t < step.num_tables; ++t) {
+    const TableLookups& lookups = step.tables[t].lookups;
+    const uint64_t rows = lookups.num_rows();
+    for (uint64_t begin = 0; begin < rows;) {
+      const auto from = lookups.begin.begin() + static_cast<int64_t>(begin);
+      const auto to = std::upper_bound(from + 1, lookups.begin.end(), *from + kLookupsPerChunk);
+      const uint64_t end = std::min(rows, std::max(begin + 1, static_cast<uint64_t>(to - lookups.begin.begin()) - 1));
+      chunks_.push_back({t, begin, end});
+      begin = end;
+    }
+  }
+}
+
+void Engine::update(Step& step, const std::vector<RowSettings>& settings, float grad_scale, bool hand_over) {
+  plan_chunks(step);
+  const Step* next = hand_over ? queue_[1].get() : nullptr;
+  workers_.run(chunks_.size(), [&](uint64_t i) {
+    const Chunk& chunk = chunks_[i];
+    const StepTable& table = step.tables[chunk.table];
+    UpdateJob job;
+    job.table = store_.tables()[table.table].view;
+    job.lookups = &table.lookups;
+    job.grad = grads_[table.group];
+    job.learning_rate = settings[table.table].learning_rate;
+    job.eps = settings[table.table].eps;
+    job.grad_scale = grad_scale;
+    job.flush = store_.persistence().flush_function();
+    if (next != nullptr && !table.next_record.empty()) {
+      for (size_t t = 0; t < next->num_tables; ++t) {
+        if (next->tables[t].table == table.table) job.next_log = next->tables[t].columns, job.next_record = table.next_record.data();
+      }
+    }
+    update_rows(job, chunk.row_begin, chunk.row_end);
+    store_.persistence().fence();
+  });
+}
+
+layout::Slot Engine::next_slot(uint64_t batch) const {
+  layout::Slot slot{};
+  slot.batch = batch;
+  slot.life = life_;
+  slot.dense_batch = layout::kNoBatch;
+  if (dense_.newest()) {
+    slot.dense_batch = dense_.newest()->header.batch;
+    slot.dense_life = dense_.newest()->header.life;
+    slot.dense_area = dense_.newest()->area;
+    slot.dense_crc = dense_.newest()->header.crc;
+  }
+  return slot;
+}
+
+uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_scale, const std::string& resume) {
+  Lock lock(mutex_);
+  store_.check_alive();
+  check_background();
+  if (!store_.slot()) fail(ErrorKind::kPool, "batch 0 of pool '", store_.path(), "' was never committed");
+  if (!prepared_ || queue_.empty() || queue_.front() != prepared_) fail(ErrorKind::kPool, "no step is prepared");
+  if (resume.size() > layout::kResumeBytesMax) fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ", layout::kResumeBytesMax, " fit");
+  const std::shared_ptr<Step> step = prepared_;
+  ensure_sorted(lock, *step);
+  ensure_flag(lock, *step);
+  wait_for_generation(lock);
+  const bool hand_over = queue_.size() > 1 && step->is_next_mapped;
+  if (!hand_over) step->hand_off_closed = true;
+
+  lock.unlock();
+  Stopwatch watch;
+  update(*step, settings, grad_scale, hand_over);
+  const uint64_t update_ns = watch.ns();
+  lock.lock();
+
+  watch = Stopwatch();
+  store_.write_slot(next_slot(committed_ + 1), resume);
+  ++committed_;
+  queue_.pop_front();
+  prepared_.reset();
+  if (hand_over) {
+    for (const StepTable& table : step->tables) {
+      for (const uint32_t record : table.next_record) stats_.rows_handed_over += record != kNoRecord ? 1 : 0;
+    }
+  }
+  if (!queue_.empty()) {
+    queue_.front()->overlap_pending = false;
+    queue_.front()->is_blocked = false;
+    set_flag_if_complete(*queue_.front());
+  }
+  if (options_.without_log) undo_.reclaim(committed_);
+  ++stats_.batches;
+  stats_.rows += step->num_rows();
+  stats_.update_ns += update_ns;
+  stats_.commit_ns += watch.ns();
+  changed_.notify_all();
+  return committed_;
+}
+
+void Engine::commit_record(const std::string& resume) {
+  Lock lock(mutex_);
+  store_.write_slot(next_slot(committed_), resume);
+}
+
+}  // namespace tcxl

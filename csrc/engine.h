@@ -1,0 +1,157 @@
+// The device's engine (paper: computing logic and checkpointing logic of CXL-MEM): lookups, the background undo log
+// of announced batches, the update, the commit. One trainer thread calls it; one background thread writes logs.
+//
+//   announce(N+1)           background: sort, undo records of rows that N does not change
+//   lookup(N) ... prepare(N), the dense optimizer's step
+//   commit(N)               wait for flag N; update rows, hand overlapping rows to the log of N+1; slot
+//
+// Nothing in the pool's tables changes outside commit().
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dense_log.h"
+#include "step.h"
+#include "store.h"
+#include "undo_log.h"
+#include "workers.h"
+
+namespace tcxl {
+
+struct EngineOptions {
+  int threads = 1;
+  uint64_t lookahead = 1;
+  uint64_t log_bytes = 0;           // ring size, 0: chosen from the batches
+  uint64_t rows_per_batch_max = 0;  // 0: the log grows when a batch needs it
+  bool without_log = false;         // benchmarks: what training costs without durability
+};
+
+struct Stats {
+  uint64_t batches = 0, lookups = 0, rows = 0, rows_handed_over = 0;
+  uint64_t log_bytes = 0, dense_bytes = 0, unannounced = 0, log_growths = 0;
+  uint64_t lookup_ns = 0, flag_wait_ns = 0, log_inline_ns = 0, update_ns = 0, commit_ns = 0, dense_wait_ns = 0;
+  uint64_t background_log_ns = 0, background_sort_ns = 0, background_dense_ns = 0, dense_copy_ns = 0;
+};
+
+// What one lookup call read: an announced step's group, or a copy of its own.
+struct Lookup {
+  std::shared_ptr<Step> step;  // nullptr: not announced
+  size_t index = 0;            // in step->groups
+  GroupBatch own;
+  const GroupBatch& batch() const { return step ? step->groups[index] : own; }
+};
+
+struct Part {
+  std::shared_ptr<Lookup> lookup;
+  const float* grad;  // [bags][stride of the group], contiguous
+};
+
+struct RowSettings {
+  float learning_rate = 0, eps = 0;
+};
+
+class Engine {
+ public:
+  Engine(Store& store, UndoLog& undo, DenseLog& dense, uint64_t committed, const EngineOptions& options);
+  ~Engine();
+
+  size_t add_group(const Group& group);
+  const Group& group(size_t index) const { return groups_[index]; }
+
+  // Hands the engine a later batch's indices; the log of it starts in the background. Returns its id (1, 2, ...).
+  uint64_t announce(const std::vector<GroupInput>& inputs);
+  // Pooled rows of one group into out[bags][stride]. The indices are those of the oldest announced step when they
+  // are equal bit for bit, else they are copied.
+  std::shared_ptr<Lookup> lookup(const GroupInput& input, float* out);
+  void per_sample_weight_grad(const Lookup& lookup, const float* grad, float* weight_grad);
+
+  // Makes `parts` the step that commits next: announced steps up to id `through` that it does not use are
+  // dropped. Checks the gradients. Every error leaves pool and queue as they were, or the queue shorter.
+  void prepare(const std::vector<Part>& parts, uint64_t through);
+  // Norm of the summed gradients of the prepared step's rows: sum of squares.
+  double grad_norm_sq();
+  // Log, update, slot. Returns the committed batch. `settings`: one per table.
+  uint64_t commit(const std::vector<RowSettings>& settings, float grad_scale, const std::string& resume);
+  // Same tables, another resume record (end of an epoch, finished).
+  void commit_record(const std::string& resume);
+  void drop_announced();  // forgets announced steps, e.g. when a loop is left
+
+  // Dense generation of the committed batch: copied on return, written in the background.
+  void capture(const std::string& resume, const std::vector<DenseLog::Part>& parts);
+  void wait_dense();
+  void set_dense_every(uint64_t batches);  // K: bounds how far the newest generation may lag (2K - 1)
+  bool is_dense_due();
+
+  uint64_t committed() const { return committed_; }
+  uint64_t dense_batch();
+  uint64_t log_used_bytes();
+  Stats stats();
+  Workers& workers() { return workers_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  std::shared_ptr<Step> fresh_step();
+  void add_tables(Step& step);
+  void sort(Step& step, bool parallel);
+  bool begin_log(Step& step);
+  void copy_rows(Step& step, bool all, bool parallel);
+  void match_with_next(Step& step, Step& next);
+  void set_flag_if_complete(Step& step);
+  void reset_log_from(Lock& lock, size_t index);
+  void drop_through(Lock& lock, uint64_t through);
+  std::shared_ptr<Step> merge(const std::vector<Part>& parts);
+  void ensure_sorted(Lock& lock, Step& step);
+  void ensure_flag(Lock& lock, Step& step);
+  void admit(Lock& lock, Step& step);
+  void make_room(Lock& lock, Step& step);
+  void grow_log(uint64_t frame_bytes);
+  void wait_for_generation(Lock& lock);
+  void update(Step& step, const std::vector<RowSettings>& settings, float grad_scale, bool hand_over);
+  void plan_chunks(const Step& step);
+  layout::Slot next_slot(uint64_t batch) const;
+  void finish_generation();
+  void background();
+  bool background_sort(Lock& lock);
+  bool background_log(Lock& lock);
+  void check_background() const;
+
+  Store& store_;
+  UndoLog& undo_;
+  DenseLog& dense_;
+  EngineOptions options_;
+  Workers workers_;
+  std::vector<Group> groups_;
+  std::vector<std::shared_ptr<Step>> all_steps_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::shared_ptr<Step>> queue_;  // front: the step that commits next
+  uint64_t committed_;
+  uint64_t life_ = 0;
+  uint64_t next_id_ = 1;
+  uint64_t dense_every_ = 1;
+  uint64_t last_captured_ = 0;
+  bool stop_ = false;
+  bool is_paused_ = false;
+  std::string background_error_;
+  Stats stats_;
+
+  std::shared_ptr<Step> prepared_;
+  std::vector<const float*> grads_;  // per group of the prepared step
+  std::vector<std::vector<float>> merged_grads_;
+  struct Chunk {
+    size_t table;
+    uint64_t row_begin, row_end;
+  };
+  std::vector<Chunk> chunks_;
+  std::thread thread_;
+};
+
+}  // namespace tcxl

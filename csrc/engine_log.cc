@@ -1,0 +1,388 @@
+// The engine's checkpointing logic: sorting, undo records, flags, dense generations, and the background thread that
+// does all of this ahead of the step that needs it.
+#include <algorithm>
+
+#include "engine.h"
+#include "errors.h"
+#include "stopwatch.h"
+
+namespace tcxl {
+
+namespace {
+
+constexpr uint64_t kRingBytesMin = 4ull << 20;
+constexpr uint64_t kRingFrames = 64;                // horizon that a ring chosen by us has room for ...
+constexpr uint64_t kRingBytesUsual = 512ull << 20;  // ... unless that is more than this
+
+}  // namespace
+
+// --- sort and undo records --------------------------------------------------------------------------------
+
+void Engine::sort(Step& step, bool parallel) {
+  auto sort_table = [&](uint64_t t) {
+    StepTable& table = step.tables[t];
+    const GroupBatch& batch = step.groups[table.group];
+    const Group& spec = groups_[batch.group];
+    FeatureBags bags[64];
+    std::vector<FeatureBags> many;
+    size_t count = 0;
+    for (size_t f = 0; f < spec.features.size(); ++f) {
+      if (spec.features[f].table != table.table) continue;
+      if (count < 64) bags[count] = batch.features[f];
+      if (count >= 64) many.push_back(batch.features[f]);
+      ++count;
+    }
+    if (!many.empty()) many.insert(many.begin(), bags, bags + 64);
+    table.lookups.build(many.empty() ? bags : many.data(), count, batch.bags, spec.stride, store_.tables()[table.table].view.rows);
+  };
+  if (parallel) {
+    workers_.run(step.num_tables, sort_table);
+  } else {
+    for (uint64_t t = 0; t < step.num_tables; ++t) sort_table(t);
+  }
+}
+
+// Reserves the frame. False: the ring has no room now. With the engine's mutex held.
+bool Engine::begin_log(Step& step) {
+  step.plan.segments.clear();
+  step.plan.bytes = step.plan.records = 0;
+  for (size_t t = 0; t < step.num_tables; ++t) {
+    const StepTable& table = step.tables[t];
+    if (table.lookups.num_rows() > 0) UndoLog::add_segment(step.plan, table.table, store_.tables()[table.table].view, table.lookups.num_rows());
+  }
+  if (!options_.without_log && !undo_.reserve(step.batch, step.plan.bytes, step.frame_offset)) return false;
+  size_t segment = 0;
+  for (size_t t = 0; t < step.num_tables && !options_.without_log; ++t) {
+    StepTable& table = step.tables[t];
+    if (table.lookups.num_rows() == 0) continue;
+    table.columns = undo_.columns(step.frame_offset, step.plan.segments[segment++], step.batch, life_);
+    table.own_records.clear();
+  }
+  step.log = LogState::kWriting;
+  return true;
+}
+
+// Copies the rows that no earlier batch in flight will hand over: all of them, or own_records.
+void Engine::copy_rows(Step& step, bool all, bool parallel) {
+  const FlushFunction flush = store_.persistence().flush_function();
+  auto copy = [&](uint64_t t) {
+    const StepTable& table = step.tables[t];
+    const auto& rows = table.lookups.rows;
+    if (rows.empty()) return;
+    copy_rows_to_log(store_.tables()[table.table].view, rows.data(), all ? nullptr : table.own_records.data(), 0,
+                     all ? rows.size() : table.own_records.size(), table.columns, flush);
+    store_.persistence().fence();
+  };
+  if (options_.without_log) return;
+  if (parallel) {
+    workers_.run(step.num_tables, copy);
+  } else {
+    for (uint64_t t = 0; t < step.num_tables; ++t) copy(t);
+  }
+}
+
+// Which rows of `step` the next batch changes too: their undo value for `next` is the value after `step`.
+void Engine::match_with_next(Step& step, Step& next) {
+  for (size_t t = 0; t < step.num_tables; ++t) step.tables[t].next_record.clear();
+  for (size_t n = 0; n < next.num_tables; ++n) {
+    StepTable& to = next.tables[n];
+    const uint64_t count = to.lookups.num_rows();
+    to.own_records.clear();
+    StepTable* from = nullptr;
+    for (size_t t = 0; t < step.num_tables; ++t) {
+      if (step.tables[t].table == to.table) from = &step.tables[t];
+    }
+    if (from != nullptr) match_rows(from->lookups.rows, to.lookups.rows, from->next_record);
+    uint64_t record = 0;
+    if (from != nullptr) {  // matches ascend: what lies between two of them is the next step's own
+      for (const uint32_t matched : from->next_record) {
+        if (matched == kNoRecord) continue;
+        for (; record < matched; ++record) to.own_records.push_back(static_cast<uint32_t>(record));
+        record = matched + 1ull;
+      }
+    }
+    for (; record < count; ++record) to.own_records.push_back(static_cast<uint32_t>(record));
+  }
+}
+
+void Engine::set_flag_if_complete(Step& step) {
+  if (step.has_flag || step.log != LogState::kComplete || step.overlap_pending) return;
+  if (!options_.without_log) undo_.set_flag(step.batch, life_, step.frame_offset, step.plan);
+  step.has_flag = true;
+  stats_.log_bytes += step.plan.bytes;
+}
+
+void Engine::ensure_sorted(Lock& lock, Step& step) {
+  changed_.wait(lock, [&] { return !step.is_sorting; });
+  if (step.is_sorted) return;
+  step.is_sorting = true;
+  lock.unlock();
+  sort(step, true);
+  lock.lock();
+  step.is_sorting = false;
+  step.is_sorted = true;
+}
+
+void Engine::grow_log(uint64_t frame_bytes) {
+  const uint64_t frames = 2 * (options_.lookahead + 2);
+  uint64_t bytes = options_.log_bytes;
+  if (bytes == 0) {
+    const uint64_t frame = frame_bytes + frame_bytes / 2;
+    bytes = std::max({kRingBytesMin, frames * frame, std::min(kRingFrames * frame, kRingBytesUsual)});
+  } else if (undo_.ring_bytes() > 0 || frames * frame_bytes > bytes) {
+    fail(ErrorKind::kFull, "the undo log of batch ", committed_ + 1, " needs ", frame_bytes, " bytes, log_bytes = ", bytes, " has room for ", bytes / frames,
+         "\n  where: pool '", store_.path(), "'\n  state: the pool is unchanged at batch ", committed_, "\n  do:    raise log_bytes to ", frames * frame_bytes, ", or use smaller batches");
+  }
+  undo_.grow(bytes, bytes / frames);
+  ++stats_.log_growths;
+}
+
+// Refuses a batch that is larger than the pool's limits, and grows the log for one that is larger than any before:
+// here, so that no error is left for the time after the dense optimizer's step.
+void Engine::admit(Lock& lock, Step& step) {
+  ensure_sorted(lock, step);
+  if (options_.without_log) return;
+  FramePlan plan;
+  for (size_t t = 0; t < step.num_tables; ++t) {
+    const StepTable& table = step.tables[t];
+    if (table.lookups.num_rows() > 0) UndoLog::add_segment(plan, table.table, store_.tables()[table.table].view, table.lookups.num_rows());
+  }
+  if (options_.rows_per_batch_max > 0 && plan.records > options_.rows_per_batch_max) {
+    fail(ErrorKind::kFull, "batch ", committed_ + 1, " changes ", plan.records, " rows, rows_per_batch_max is ", options_.rows_per_batch_max,
+         "\n  where: pool '", store_.path(), "'\n  state: the pool is unchanged at batch ", committed_, "\n  do:    raise rows_per_batch_max, or use smaller batches");
+  }
+  if (undo_.ring_bytes() > 0 && plan.bytes <= store_.geometry().frame_bytes_max) return;
+  reset_log_from(lock, 0);
+  grow_log(plan.bytes);
+}
+
+// The ring had no room: waits for the dense generation that frees old frames.
+void Engine::make_room(Lock& lock, Step& step) {
+  const Stopwatch watch;
+  if (!dense_.is_writing()) {
+    grow_log(2 * step.plan.bytes);  // nobody captured a generation although one was due: the frames may not go
+    return;
+  }
+  const uint64_t writing = dense_.writing_batch();
+  changed_.wait(lock, [&] { return !dense_.is_writing() || dense_.writing_batch() != writing || stop_; });
+  stats_.dense_wait_ns += watch.ns();
+}
+
+void Engine::ensure_flag(Lock& lock, Step& step) {
+  const Stopwatch watch;
+  bool inline_log = false;
+  while (step.log != LogState::kComplete) {
+    check_background();
+    if (step.log == LogState::kWriting) {
+      changed_.wait(lock, [&] { return step.log != LogState::kWriting; });
+      continue;
+    }
+    step.batch = committed_ + 1;
+    inline_log = true;
+    if (!begin_log(step)) {
+      make_room(lock, step);
+      continue;
+    }
+    lock.unlock();
+    copy_rows(step, true, true);
+    lock.lock();
+    step.log = LogState::kComplete;
+  }
+  TCXL_ASSERT(!step.overlap_pending && step.batch == committed_ + 1);
+  set_flag_if_complete(step);
+  (inline_log ? stats_.log_inline_ns : stats_.flag_wait_ns) += watch.ns();
+}
+
+// --- dropping ---------------------------------------------------------------------------------------------
+
+// Takes back the logs of queue_[index ...]: they are written again for their new place in the order.
+void Engine::reset_log_from(Lock& lock, size_t index) {
+  is_paused_ = true;  // the background thread finishes what it has in hand and takes nothing new
+  for (size_t i = index; i < queue_.size(); ++i) {
+    Step& step = *queue_[i];
+    changed_.wait(lock, [&] { return !step.is_sorting && step.log != LogState::kWriting; });
+  }
+  is_paused_ = false;
+  undo_.release_from(committed_ + 1 + index);
+  for (size_t i = index; i < queue_.size(); ++i) {
+    Step& step = *queue_[i];
+    step.log = LogState::kNone;
+    step.overlap_pending = step.has_flag = step.is_next_mapped = step.hand_off_closed = step.is_blocked = false;
+  }
+  if (index > 0) queue_[index - 1]->is_next_mapped = false;
+}
+
+void Engine::drop_through(Lock& lock, uint64_t through) {
+  if (queue_.empty() || queue_.front()->id > through) return;
+  reset_log_from(lock, 0);
+  while (!queue_.empty() && queue_.front()->id <= through) queue_.pop_front();
+}
+
+void Engine::drop_announced() {
+  Lock lock(mutex_);
+  drop_through(lock, ~0ull);
+  prepared_.reset();
+  changed_.notify_all();
+}
+
+// --- dense log --------------------------------------------------------------------------------------------
+
+void Engine::capture(const std::string& resume, const std::vector<DenseLog::Part>& parts) {
+  Lock lock(mutex_);
+  store_.check_alive();
+  check_background();
+  Stopwatch watch;
+  changed_.wait(lock, [&] { return !dense_.is_writing() || stop_; });
+  check_background();
+  stats_.dense_wait_ns += watch.ns();
+  watch = Stopwatch();
+  dense_.capture(committed_, life_, resume, parts);
+  last_captured_ = committed_;
+  for (const DenseLog::Part& part : parts) stats_.dense_bytes += part.bytes;
+  stats_.dense_copy_ns += watch.ns();
+  if (!store_.slot()) {  // batch 0: the commit that ends the creation of the pool
+    while (!dense_.write_slice()) {
+    }
+    dense_.finish();
+    store_.write_slot(next_slot(committed_), resume);
+  }
+  changed_.notify_all();
+}
+
+void Engine::finish_generation() {
+  dense_.finish();
+  undo_.reclaim(dense_.newest()->header.batch);
+  for (auto& step : queue_) step->is_blocked = false;
+}
+
+void Engine::wait_dense() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return !dense_.is_writing(); });
+  check_background();
+}
+
+void Engine::set_dense_every(uint64_t batches) {
+  std::lock_guard lock(mutex_);
+  dense_every_ = std::max<uint64_t>(1, batches);
+}
+
+bool Engine::is_dense_due() {
+  std::lock_guard lock(mutex_);
+  const bool is_half_full = undo_.ring_bytes() > 0 && 2 * undo_.used_bytes() >= undo_.ring_bytes();
+  return committed_ - last_captured_ >= dense_every_ || (is_half_full && !dense_.is_writing()) ||
+         undo_.live_frames() > layout::kDirectoryEntries / 2;
+}
+
+uint64_t Engine::dense_batch() {
+  std::lock_guard lock(mutex_);
+  return dense_.newest() ? dense_.newest()->header.batch : layout::kNoBatch;
+}
+
+uint64_t Engine::log_used_bytes() {
+  std::lock_guard lock(mutex_);
+  return undo_.used_bytes();
+}
+
+Stats Engine::stats() {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+// --- checkpointing logic: the background thread --------------------------------------------------------------
+
+void Engine::check_background() const {
+  if (!background_error_.empty()) fail(ErrorKind::kPool, "the log writer stopped: ", background_error_, "\n  do:    open the pool again; it recovers the last committed batch");
+}
+
+bool Engine::background_sort(Lock& lock) {
+  for (size_t i = 0; i < queue_.size() && i <= options_.lookahead; ++i) {
+    const std::shared_ptr<Step> step = queue_[i];
+    if (step->is_sorted || step->is_sorting) continue;
+    step->is_sorting = true;
+    lock.unlock();
+    const Stopwatch watch;
+    sort(*step, false);
+    const uint64_t ns = watch.ns();
+    lock.lock();
+    step->is_sorting = false;
+    step->is_sorted = true;
+    stats_.background_sort_ns += ns;
+    changed_.notify_all();
+    return true;
+  }
+  return false;
+}
+
+// Only the step that commits next and its successor are logged ahead: a row's undo value is known once every batch
+// before the one in flight has committed.
+bool Engine::background_log(Lock& lock) {
+  for (size_t i = 0; i < std::min<size_t>(queue_.size(), 2); ++i) {
+    const std::shared_ptr<Step> step = queue_[i];
+    const std::shared_ptr<Step> before = i == 0 ? nullptr : queue_[0];
+    if (step->log != LogState::kNone || step->id == 0 || step->is_blocked) continue;
+    if (!step->is_sorted || (before && (before->hand_off_closed || !before->is_sorted || before->log == LogState::kNone))) return false;
+    step->batch = committed_ + 1 + i;
+    if (undo_.ring_bytes() == 0 || !begin_log(*step)) {
+      step->is_blocked = true;  // the commit makes room
+      return false;
+    }
+    const Stopwatch watch;
+    if (before) {
+      step->overlap_pending = true;
+      lock.unlock();
+      match_with_next(*before, *step);
+      lock.lock();
+      if (before->hand_off_closed) {
+        // The update of `before` began meanwhile: wait for it, then every row is simply read.
+        undo_.release_from(step->batch);
+        step->log = LogState::kNone;
+        step->overlap_pending = false;
+        changed_.notify_all();
+        return true;
+      }
+      before->is_next_mapped = true;
+    }
+    // Decided under the lock; the copy below must not see a commit clear it.
+    const bool all = !step->overlap_pending;
+    lock.unlock();
+    copy_rows(*step, all, false);
+    const uint64_t ns = watch.ns();
+    lock.lock();
+    step->log = LogState::kComplete;
+    stats_.background_log_ns += ns;
+    set_flag_if_complete(*step);
+    changed_.notify_all();
+    return true;
+  }
+  return false;
+}
+
+void Engine::background() {
+  FloatMode float_mode;
+  Lock lock(mutex_);
+  try {
+    while (!stop_) {
+      if (!is_paused_ && background_sort(lock)) continue;
+      if (!is_paused_ && !options_.without_log && background_log(lock)) continue;
+      if (dense_.is_writing() && store_.slot()) {
+        lock.unlock();
+        const Stopwatch watch;
+        const bool is_body_written = dense_.write_slice();
+        const uint64_t ns = watch.ns();
+        lock.lock();
+        stats_.background_dense_ns += ns;
+        if (is_body_written) finish_generation();
+        if (is_body_written) changed_.notify_all();
+        continue;
+      }
+      changed_.wait(lock);
+    }
+  } catch (const std::exception& error) {
+    if (!lock.owns_lock()) lock.lock();
+    background_error_ = error.what();
+    store_.poison(background_error_);
+    changed_.notify_all();
+  }
+}
+
+}  // namespace tcxl

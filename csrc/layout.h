@@ -1,0 +1,196 @@
+// Every byte of a pool, in one place (docs/format.md draws the same). Two spans:
+//   log  : head (superblock, session, slots, resume records, frame directory, geometry), then the regions that
+//          the geometry names: dense areas 0 and 1, undo ring
+//   data : the columns (weights, optimizer state) of the tables, each 2 MiB aligned
+// All numbers little endian. Reserved bytes are zero. Checksums are crc32c over all bytes of the structure
+// before the `crc` member, continued from the pool's crc seed unless said otherwise.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tcxl::layout {
+
+inline constexpr uint64_t kPage = 4096;
+inline constexpr uint64_t kLine = 64;
+inline constexpr uint64_t kRegionAlign = 2ull << 20;  // a huge page; the alignment device DAX asks for
+
+inline constexpr uint64_t kSuperblockMagic = 0x4c584354504f4f4cull;  // "LOOPTCXL" as bytes
+inline constexpr uint64_t kSessionMagic = 0x4e4f495353455354ull;
+inline constexpr uint64_t kSlotMagic = 0x544f4c5354584354ull;
+inline constexpr uint64_t kGeometryMagic = 0x4d4f4547544c5843ull;
+inline constexpr uint64_t kDenseMagic = 0x45534e454454584cull;
+inline constexpr uint64_t kFrameMagic = 0x454d415246544c58ull;
+inline constexpr uint64_t kDescriptorMagic = 0x43534544544c5843ull;
+
+inline constexpr uint16_t kFormatMajor = 1;
+inline constexpr uint16_t kCompat = 0;     // unknown bits: ignore
+inline constexpr uint16_t kRoCompat = 0;   // unknown bits: read only
+inline constexpr uint16_t kIncompat = 0;   // unknown bits: refuse
+inline constexpr uint32_t kEndianMark = 0x01020304;
+
+// --- head of the log span -------------------------------------------------------------------------------
+inline constexpr uint64_t kSuperblockA = 0;
+inline constexpr uint64_t kSuperblockB = kSuperblockA + kPage;
+inline constexpr uint64_t kSession = kSuperblockB + kPage;
+inline constexpr uint64_t kSlotA = kSession + kPage;
+inline constexpr uint64_t kSlotB = kSlotA + kPage;
+inline constexpr uint64_t kResumeBytesMax = 64 << 10;
+inline constexpr uint64_t kResumeA = 64 << 10;
+inline constexpr uint64_t kResumeB = kResumeA + kResumeBytesMax;
+inline constexpr uint64_t kDirectory = 256 << 10;
+inline constexpr uint64_t kDescriptorBytes = kLine;
+inline constexpr uint64_t kDirectoryEntries = 4096;  // bounds the number of live undo frames
+inline constexpr uint64_t kDirectoryBytes = kDirectoryEntries * kDescriptorBytes;
+inline constexpr uint64_t kGeometryBytes = 1 << 20;
+inline constexpr uint64_t kGeometryA = 1 << 20;
+inline constexpr uint64_t kGeometryB = kGeometryA + kGeometryBytes;
+inline constexpr uint64_t kHeadBytes = 4 << 20;
+
+static_assert(kSlotB + kPage <= kResumeA);
+static_assert(kResumeB + kResumeBytesMax <= kDirectory);
+static_assert(kDirectory + kDirectoryBytes <= kGeometryA);
+static_assert(kGeometryB + kGeometryBytes <= kHeadBytes);
+static_assert(kHeadBytes % kRegionAlign == 0);
+
+// Immutable identity; copy B is written first, copy A last: no valid copy means the pool was never created.
+struct Superblock {
+  uint64_t magic;
+  uint16_t major, compat, ro_compat, incompat;
+  uint32_t endian_mark;
+  uint32_t durability;  // DurabilityLevel
+  uint8_t uuid[16];
+  uint64_t head_bytes;
+  uint64_t directory_entries;
+  uint64_t reserved[8];
+  uint32_t reserved2;
+  uint32_t crc;  // from 0, not from the crc seed (which is derived from the uuid)
+};
+static_assert(sizeof(Superblock) == 128);
+
+// Whether the last writer closed the pool, and under which boot of the kernel it was opened.
+struct Session {
+  uint64_t magic;
+  uint32_t clean;  // 1: closed; every byte of the pool was synced
+  uint32_t reserved;
+  char boot_id[40];  // /proc/sys/kernel/random/boot_id, zero padded
+  uint32_t reserved2;
+  uint32_t crc;
+};
+static_assert(sizeof(Session) == 64);
+
+// The commit: highest valid seq wins; index is seq & 1.
+struct Slot {
+  uint64_t magic;
+  uint64_t seq;
+  uint64_t batch;  // n: the committed batch
+  uint64_t life;   // raised by every recovery; part of every later checksum
+  uint64_t geometry_seq;  // informative
+  uint32_t resume_bytes;  // in area seq & 1
+  uint32_t resume_crc;
+  uint64_t dense_batch;  // the generation that this slot vouches for whatever its life; kNoBatch: none
+  uint64_t dense_life;
+  uint32_t dense_area;
+  uint32_t dense_crc;  // DenseHeader::crc
+  uint64_t reserved[6];
+  uint32_t reserved2;
+  uint32_t crc;
+};
+static_assert(sizeof(Slot) == 128);
+inline constexpr uint64_t kNoBatch = ~0ull;
+
+// Undo frame of batch n: entry n % kDirectoryEntries of the directory. This line is the paper's flag.
+struct Descriptor {
+  uint64_t magic;
+  uint64_t batch;
+  uint64_t life;
+  uint64_t offset;  // of the frame, from the start of the log span
+  uint64_t bytes;   // 0: the batch changed no row
+  uint64_t records;
+  uint64_t reserved;
+  uint32_t frame_crc;  // FrameHeader::crc
+  uint32_t crc;
+};
+static_assert(sizeof(Descriptor) == kDescriptorBytes);
+
+// --- geometry -------------------------------------------------------------------------------------------
+struct GeometryHeader {
+  uint64_t magic;
+  uint64_t seq;
+  uint64_t num_tables;
+  uint64_t log_bytes;   // of the log span, all regions included
+  uint64_t data_bytes;  // of the data span
+  uint64_t ring_offset, ring_bytes;
+  uint64_t frame_bytes_max;
+  uint64_t dense_offset[2], dense_bytes[2];
+  uint64_t reserved[3];
+  uint32_t reserved2;
+  uint32_t crc;  // over this header (crc = 0) and all table records
+};
+static_assert(sizeof(GeometryHeader) == 128);
+
+inline constexpr uint64_t kTableNameBytes = 128;
+struct TableRecord {
+  char name[kTableNameBytes];  // zero padded UTF-8
+  uint64_t rows;
+  uint32_t dim;
+  uint32_t optimizer;  // OptimizerKind
+  uint64_t weight_offset, weight_bytes;  // in the data span, float32 [rows][dim]
+  uint64_t state_offset, state_bytes;    // float32 [rows][state_dim]
+  uint64_t init_seed;
+  uint64_t init_key;
+  float init_scale;
+  uint32_t reserved[15];
+};
+static_assert(sizeof(TableRecord) == 256);
+inline constexpr uint64_t kTablesMax = (kGeometryBytes - sizeof(GeometryHeader)) / sizeof(TableRecord);
+
+// --- dense area: header page, resume record, blob ---------------------------------------------------------
+struct DenseHeader {
+  uint64_t magic;
+  uint64_t life;
+  uint64_t batch;  // m
+  uint64_t blob_bytes;
+  uint32_t resume_bytes;
+  uint32_t resume_crc;  // over the record, continued from the crc seed
+  uint32_t blob_crc;    // over the blob, continued from the crc seed
+  uint32_t reserved[3];
+  uint32_t reserved2;
+  uint32_t crc;
+};
+static_assert(sizeof(DenseHeader) == 64);
+inline constexpr uint64_t kDenseResume = kPage;
+inline constexpr uint64_t kDenseBlob = kDenseResume + kResumeBytesMax;
+
+// --- undo frame: header, segments, columns ------------------------------------------------------------------
+// Offsets are multiples of 64 from the start of the frame; a frame never wraps around the end of the ring.
+struct FrameHeader {
+  uint64_t magic;
+  uint64_t batch;
+  uint64_t life;
+  uint64_t bytes;
+  uint64_t records;
+  uint64_t num_segments;
+  uint64_t reserved;
+  uint32_t reserved2;
+  uint32_t crc;  // over this header (crc = 0) and all segments
+};
+static_assert(sizeof(FrameHeader) == kLine);
+
+// The records of one table, as four columns (csrc/kernels.h, RecordColumns).
+struct FrameSegment {
+  uint64_t table;  // index in the geometry
+  uint64_t count;
+  uint64_t row_offset;
+  uint64_t crc_offset;
+  uint64_t state_offset;
+  uint64_t weight_offset;
+  uint32_t state_dim;
+  uint32_t dim;
+  uint64_t reserved;
+};
+static_assert(sizeof(FrameSegment) == kLine);
+
+inline constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+
+}  // namespace tcxl::layout

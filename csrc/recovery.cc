@@ -1,0 +1,130 @@
+#include "recovery.h"
+
+#include "crc32c.h"
+#include "errors.h"
+
+namespace tcxl {
+
+using namespace layout;
+
+namespace {
+
+// Flagged frames to undo for recovery point x, newest first. A missing flag of a committed batch is damage: its
+// frame may only go when the dense generation has reached it.
+std::vector<Descriptor> frames_above(const Store& store, const UndoLog& undo, const Slot& slot, uint64_t x) {
+  std::vector<Descriptor> frames;
+  uint64_t last = slot.batch;
+  while (last < slot.batch + kLookaheadMax && undo.find(last + 1, slot.life)) ++last;
+  for (uint64_t n = last; n > x; --n) {
+    const auto descriptor = undo.find(n, slot.life);
+    if (!descriptor) {
+      fail(ErrorKind::kCorrupted, "undo log of committed batch ", n, " is missing\n  where: pool '", store.path(), "', frame directory entry ",
+           n % kDirectoryEntries, "\n  state: no row was changed; batch ", slot.batch, " stands, its dense part is of batch ", x,
+           "\n  do:    open with resume 'latest' to go on at batch ", slot.batch, " with the dense part of batch ", x);
+    }
+    frames.push_back(*descriptor);
+  }
+  return frames;
+}
+
+// What the decision rests on may so far have survived only a kill, not a power failure.
+void persist_evidence(Store& store, const Generation& generation, const std::vector<Descriptor>& frames) {
+  const Persistence& p = store.persistence();
+  p.flush(store.log().base(), kHeadBytes);
+  const GeometryHeader& g = store.geometry();
+  p.flush(store.log().base() + g.dense_offset[generation.area], kDenseBlob + generation.header.blob_bytes);
+  for (const Descriptor& d : frames) p.flush(store.log().base() + d.offset, d.bytes);
+  p.fence();
+}
+
+}  // namespace
+
+RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact) {
+  RecoveryReport report;
+  undo.attach();
+  if (!store.slot()) return report;
+  const Slot slot = *store.slot();
+  const auto generation = dense.newest_valid(slot);
+  if (!generation) {
+    fail(ErrorKind::kCorrupted, "pool '", store.path(), "' has no valid dense generation for batch ", slot.batch,
+         "\n  where: log region, dense areas\n  state: nothing was changed\n  do:    'trainingcxl verify ", store.path(), "' lists the damage; restore from a copy");
+  }
+  report.has_point = true;
+  report.committed_batch = slot.batch;
+  report.dense_batch = generation->header.batch;
+  report.resumed_batch = exact ? generation->header.batch : slot.batch;
+  report.resume = exact ? dense.read_resume(*generation) : store.read_resume(slot);
+
+  const auto frames = frames_above(store, undo, slot, report.resumed_batch);
+  for (const Descriptor& d : frames) undo.roll_back(d, true);
+  if (!store.is_read_only() && !store.was_clean()) persist_evidence(store, *generation, frames);
+  for (const Descriptor& d : frames) {
+    report.rows_changed += undo.roll_back(d, false);
+    report.rows_rolled_back += d.records;
+    ++report.frames_undone;
+  }
+  dense.set_newest(*generation);
+  if (store.is_read_only()) return report;
+
+  const bool is_new_point = report.resumed_batch != slot.batch;
+  const bool needs_dense = report.dense_batch != report.resumed_batch;
+  if (frames.empty() && !is_new_point && !needs_dense) return report;
+  Slot next{};
+  next.batch = report.resumed_batch;
+  next.life = slot.life + 1;
+  if (needs_dense) dense.rewrite(*generation, next.batch, next.life, report.resume);
+  const Generation& named = *dense.newest();
+  next.dense_batch = named.header.batch;
+  next.dense_life = named.header.life;
+  next.dense_area = named.area;
+  next.dense_crc = named.header.crc;
+  store.write_slot(next, report.resume);
+  return report;
+}
+
+std::vector<Damage> verify(Store& store) {
+  std::vector<Damage> found;
+  auto add = [&](const std::string& region, const std::string& where, const std::string& what) { found.push_back({region, where, what}); };
+  Span& log = store.log();
+  for (const uint64_t offset : {kSuperblockA, kSuperblockB}) {
+    const auto* s = log.at<Superblock>(offset);
+    if (s->magic != kSuperblockMagic || s->crc != crc32c(0, s, sizeof *s - sizeof(uint32_t))) add("superblock", text("byte ", offset), "wrong checksum; the other copy is used");
+  }
+  const auto* session = log.at<Session>(kSession);
+  if (session->magic != kSessionMagic || session->crc != store.checksum(*session)) add("session", text("byte ", kSession), "wrong checksum");
+  if (!store.slot()) return found;
+  const Slot slot = *store.slot();
+  const uint64_t other = (slot.seq & 1) != 0 ? kSlotA : kSlotB;
+  const auto* older = log.at<Slot>(other);
+  // A kill may leave the older slot torn, never with a number above the newest.
+  if (slot.seq > 1 && store.was_clean() && (older->magic != kSlotMagic || older->crc != store.checksum(*older))) add("slot", text("byte ", other), "older commit slot has a wrong checksum");
+  const uint64_t geometry_seq = store.geometry().seq;
+  const uint64_t other_geometry = (geometry_seq & 1) != 0 ? kGeometryB : kGeometryA;
+  if (geometry_seq > 1 && store.was_clean() && log.at<GeometryHeader>(other_geometry)->magic != kGeometryMagic) add("geometry", text("byte ", other_geometry), "older copy is damaged");
+  DenseLog dense(store);
+  for (uint32_t area = 0; area < 2; ++area) {
+    Generation g;
+    const std::string reason = dense.check_area(area, g);
+    if (!reason.empty() && reason != "no area" && reason != "empty") add("dense log", text("area ", area), reason);
+  }
+  const auto generation = dense.newest_valid(slot);
+  if (!generation) {
+    add("dense log", "both areas", text("no valid generation for batch ", slot.batch));
+    return found;
+  }
+  UndoLog undo(store);
+  undo.attach();
+  for (uint64_t n = generation->header.batch + 1; n <= slot.batch + kLookaheadMax; ++n) {
+    const auto descriptor = undo.find(n, slot.life);
+    if (!descriptor && n <= slot.batch) add("undo log", text("batch ", n), "flag is missing or damaged");
+    if (!descriptor) continue;
+    try {
+      undo.roll_back(*descriptor, true);
+    } catch (const Error& error) {
+      add("undo log", text("batch ", n), error.what());
+    }
+  }
+  return found;
+}
+
+}  // namespace tcxl

@@ -1,0 +1,93 @@
+// One training step's sparse side: the indices as they were announced (copied, checked), their sort by row, and the
+// place of their undo records. Steps are recycled, so that nothing is allocated once sizes have settled.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "undo_log.h"
+
+namespace tcxl {
+
+struct GroupFeature {
+  std::string name;
+  size_t table;
+  Pooling pooling;
+  int64_t column;       // first column in the pooled output
+  int64_t padding_row;  // lookups of this row are left out; -1: none
+};
+
+// The features of one module: what one lookup call pools together.
+struct Group {
+  std::vector<GroupFeature> features;
+  int64_t stride = 0;  // columns of the pooled output
+};
+
+// Raw view of what the caller passes for one group; feature-major like TorchRec's KeyedJaggedTensor.
+struct GroupInput {
+  size_t group = 0;
+  int64_t bags = 0;
+  const void* values = nullptr;
+  bool values_are_int32 = false;
+  int64_t num_values = 0;
+  const void* offsets = nullptr;  // F * B + 1
+  bool offsets_are_int32 = false;
+  int64_t num_offsets = 0;
+  const float* weights = nullptr;  // parallel to values or nullptr
+};
+
+struct GroupBatch {
+  size_t group = 0;
+  int64_t bags = 0;
+  std::vector<int64_t> ids, offsets;
+  std::vector<float> weights;
+  bool has_weights = false;
+  bool is_filtered = false;  // padding was left out, so ids are not the caller's values
+  std::vector<FeatureBags> features;
+
+  // Copies and checks. kIndex / kValue name feature, bag and position before anything is kept.
+  void assign(const GroupInput& input, const Group& group_spec, const std::vector<Table>& tables);
+  // Whether the input is bit for bit what was announced.
+  bool equals(const GroupInput& input, const Group& group_spec) const;
+};
+
+struct StepTable {
+  size_t table = 0;
+  size_t group = 0;  // index into Step::groups
+  TableLookups lookups;
+  std::vector<uint32_t> next_record;  // overlap hand-off: record of the next step's log, per distinct row
+  std::vector<uint32_t> own_records;  // records that this step must read from the table itself
+  RecordColumns columns;
+};
+
+enum class LogState { kNone, kWriting, kComplete };
+
+struct Step {
+  uint64_t id = 0;
+  uint64_t batch = 0;  // valid once a frame is reserved
+  std::vector<GroupBatch> groups;
+  std::vector<StepTable> tables;
+  size_t num_tables = 0;  // used entries of `tables`
+  uint64_t frame_bytes_bound = 0;
+
+  // Guarded by the engine's mutex.
+  bool is_sorting = false, is_sorted = false;
+  LogState log = LogState::kNone;
+  bool overlap_pending = false;  // the batch before still has to hand its rows over
+  bool is_next_mapped = false;   // next_record of the tables is ready: the update hands rows over
+  bool hand_off_closed = false;  // the update began before the next step was mapped
+  bool has_flag = false;
+  bool is_blocked = false;  // the ring had no room; tried again after the next reclaim
+  uint64_t frame_offset = 0;
+  FramePlan plan;
+
+  uint64_t num_rows() const;
+  uint64_t num_lookups() const;
+};
+
+// Bytes that the frame of this step can have at most, from the numbers of lookups alone.
+uint64_t frame_bytes_bound(const Step& step, const std::vector<Group>& groups, const std::vector<Table>& tables);
+
+}  // namespace tcxl

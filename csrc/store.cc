@@ -1,0 +1,468 @@
+#include "store.h"
+
+#include <fcntl.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+
+#include "crc32c.h"
+#include "errors.h"
+#include "lock.h"
+
+namespace tcxl {
+
+using namespace layout;
+
+namespace {
+
+std::string boot_id() {
+  std::ifstream file("/proc/sys/kernel/random/boot_id");
+  std::string id;
+  std::getline(file, id);
+  return id;
+}
+
+bool is_zero(const std::byte* p, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; ++i) {
+    if (p[i] != std::byte{0}) return false;
+  }
+  return true;
+}
+
+uint64_t file_bytes(int fd) {
+  struct stat status;
+  if (::fstat(fd, &status) != 0) fail_os(errno, "cannot look at the pool's file");
+  return static_cast<uint64_t>(status.st_size);
+}
+
+// A DAX device has no file size; sysfs has it.
+uint64_t device_size(const std::string& device) {
+  const std::string name = device.substr(device.rfind('/') + 1);
+  std::ifstream file("/sys/bus/dax/devices/" + name + "/size");
+  uint64_t bytes = 0;
+  if (!(file >> bytes)) fail(ErrorKind::kPool, "cannot read the size of DAX device '", device, "'");
+  return bytes;
+}
+
+}  // namespace
+
+uint32_t Store::crc_of(const void* p, uint64_t bytes) const { return crc32c(crc_seed_, p, bytes); }
+
+Store::Store(const OpenOptions& options) : options_(options), durability_(options.durability) {
+  if (!options_.read_only && ::mkdir(options_.path.c_str(), 0777) != 0 && errno != EEXIST) {
+    fail_os(errno, text("cannot create pool folder '", options_.path, "'"));
+  }
+  take_lock();
+  open_files();
+  load_superblock();
+  load_geometry();
+  load_slots();
+  check_session();
+  bind_views();
+}
+
+Store::~Store() {
+  if (lock_fd_.is_open()) forget_in_children(lock_fd_.get());
+}
+
+void Store::take_lock() {
+  lock_fd_ = lock_pool(options_.path, !options_.read_only);
+  close_in_children(lock_fd_.get());
+  if (!options_.read_only) sign_lock(lock_fd_);
+}
+
+void Store::open_files() {
+  const int flags = (options_.read_only ? O_RDONLY : O_RDWR | O_CREAT) | O_CLOEXEC;
+  const bool on_device = !options_.device.empty();
+  const std::string log_path = on_device ? options_.device : options_.path + "/log";
+  const std::string data_path = on_device ? options_.device : options_.path + "/data";
+  log_fd_ = Fd(::open(log_path.c_str(), on_device ? flags & ~O_CREAT : flags, 0666));
+  if (!log_fd_.is_open() && options_.read_only && errno == ENOENT) {
+    fail(ErrorKind::kPool, "'", options_.path, "' holds no pool\n  do:    check the path; training creates a pool");
+  }
+  if (!log_fd_.is_open()) fail_os(errno, text("cannot open '", log_path, "'"));
+  if (!on_device) data_fd_ = Fd(::open(data_path.c_str(), flags, 0666));
+  if (!on_device && !data_fd_.is_open()) fail_os(errno, text("cannot open '", data_path, "'"));
+
+  // Probing MAP_SYNC needs a page in the file; a new log gets its head first.
+  const uint64_t bytes = on_device ? device_size(options_.device) : file_bytes(log_fd_.get());
+  const bool is_empty = !on_device && bytes < kHeadBytes;
+  if (is_empty && options_.read_only) {
+    fail(ErrorKind::kCorrupted, "'", log_path, "' has ", bytes, " bytes, a pool's log has at least ", kHeadBytes,
+         "\n  do:    restore the file; nothing was changed");
+  }
+  if (is_empty && bytes > 0) {
+    // Leftover of a creation that never completed is all zeros; anything else is not ours to overwrite.
+    std::vector<std::byte> head(bytes);
+    if (::pread(log_fd_.get(), head.data(), bytes, 0) != static_cast<ssize_t>(bytes)) fail_os(errno, text("cannot read '", log_path, "'"));
+    if (!is_zero(head.data(), bytes)) {
+      fail(ErrorKind::kCorrupted, "'", log_path, "' has ", bytes, " bytes, a pool's log has at least ", kHeadBytes,
+           "\n  state: truncated or foreign; nothing was changed\n  do:    restore the file, or choose another path");
+    }
+  }
+  if (is_empty) {
+    const int error = ::posix_fallocate(log_fd_.get(), 0, static_cast<off_t>(kHeadBytes));
+    if (error != 0) {
+      if (::ftruncate(log_fd_.get(), 0) != 0) fail_os(errno, text("cannot empty '", log_path, "'"));
+      if (error == ENOSPC) fail(ErrorKind::kFull, "no room for the pool: '", log_path, "' needs ", kHeadBytes, " bytes\n  do:    free space or choose another medium");
+      fail_os(error, text("cannot allocate '", log_path, "'"));
+    }
+  }
+  medium_ = probe_medium(log_fd_.get(), options_.force_fsdax);
+  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kBlock && !options_.read_only) {
+    fail(ErrorKind::kDurability, "durability 'power' on an ordinary file (", medium_.file_system, ", '", options_.path,
+         "') is not available yet\n  do:    use durability 'process' (survives kill -9), or a file system mounted with -o dax");
+  }
+  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kTmpfs && !options_.read_only) {
+    fail(ErrorKind::kDurability, "durability 'power' is impossible on ", medium_.file_system, " ('", options_.path,
+         "'): its bytes are gone when the machine stops\n  do:    use durability 'process', or put the pool on persistent memory");
+  }
+  if (on_device) {
+    device_bytes_ = bytes;
+    log_.map(log_fd_.get(), 0, kHeadBytes, medium_, options_.read_only, log_path);
+  } else {
+    log_.map(log_fd_.get(), 0, std::max(kHeadBytes, bytes / kPage * kPage), medium_, options_.read_only, log_path);
+  }
+}
+
+void Store::load_superblock() {
+  auto valid = [&](uint64_t offset) {
+    const auto* s = log_.at<Superblock>(offset);
+    return s->magic == kSuperblockMagic && s->crc == crc32c(0, s, sizeof(Superblock) - sizeof(uint32_t));
+  };
+  const bool a = valid(kSuperblockA), b = valid(kSuperblockB);
+  if (!a && !b) {
+    const bool never = is_zero(log_.base() + kSuperblockA, kPage) && is_zero(log_.base() + kSlotA, 2 * kPage) &&
+                       is_zero(log_.base() + kGeometryA, sizeof(GeometryHeader));
+    const bool torn = !is_zero(log_.base() + kSuperblockB, kPage);
+    if (!never) {
+      fail(ErrorKind::kCorrupted, "'", log_.path(), "' has no valid superblock",
+           "\n  where: bytes 0 and ", kSuperblockB, "\n  state: damaged, or not a TrainingCXL pool; nothing was changed",
+           "\n  do:    restore the file, or choose another path");
+    }
+    if (options_.read_only) fail(ErrorKind::kPool, "creation of pool '", options_.path, "' never completed\n  do:    run the training command; it creates the pool anew");
+    create(torn || (data_fd_.is_open() && file_bytes(data_fd_.get()) > 0));
+    return;
+  }
+  superblock_ = *log_.at<Superblock>(a ? kSuperblockA : kSuperblockB);
+  if (superblock_.endian_mark != kEndianMark) fail(ErrorKind::kVersion, "pool '", options_.path, "' was written on a machine of the other byte order");
+  if (superblock_.major != kFormatMajor || (superblock_.incompat & ~kIncompat) != 0) {
+    fail(ErrorKind::kVersion, "pool '", options_.path, "' has format ", superblock_.major, " (incompatible features 0x", std::hex,
+         superblock_.incompat, "), this build reads format ", std::dec, kFormatMajor, "\n  state: nothing was changed\n  do:    install a newer trainingcxl");
+  }
+  if ((superblock_.ro_compat & ~kRoCompat) != 0 && !options_.read_only) {
+    fail(ErrorKind::kVersion, "pool '", options_.path, "' has features 0x", std::hex, superblock_.ro_compat,
+         " that this build can only read\n  do:    open it read only, or install a newer trainingcxl");
+  }
+  const auto recorded = static_cast<DurabilityLevel>(superblock_.durability);
+  if (!options_.read_only && recorded != options_.durability) {
+    fail(ErrorKind::kDurability, "pool '", options_.path, "' was created with durability '", durability_name(recorded),
+         "', '", durability_name(options_.durability), "' was asked for\n  do:    ask for '", durability_name(recorded), "', or create a new pool");
+  }
+  durability_ = recorded;
+  persistence_ = options_.read_only ? Persistence() : Persistence(durability_, medium_.kind);
+  crc_seed_ = crc32c(0, superblock_.uuid, sizeof superblock_.uuid);
+  if (!a && !options_.read_only) {  // heal the damaged copy from the good one
+    *log_.at<Superblock>(kSuperblockA) = superblock_;
+    persistence_.persist(log_.at<Superblock>(kSuperblockA), sizeof(Superblock));
+  }
+}
+
+void Store::create(bool is_leftover) {
+  if (is_leftover) creation_note_ = "creation of this pool had not completed; it is created anew";
+  persistence_ = Persistence(durability_, medium_.kind);
+  if (data_fd_.is_open() && ::ftruncate(data_fd_.get(), 0) != 0) fail_os(errno, "cannot empty the pool's data file");
+  std::memset(log_.base(), 0, kHeadBytes);
+  Superblock s{};
+  s.magic = kSuperblockMagic;
+  s.major = kFormatMajor;
+  s.compat = kCompat, s.ro_compat = kRoCompat, s.incompat = kIncompat;
+  s.endian_mark = kEndianMark;
+  s.durability = static_cast<uint32_t>(durability_);
+  if (::getrandom(s.uuid, sizeof s.uuid, 0) != sizeof s.uuid) fail_os(errno, "cannot draw a pool uuid");
+  s.uuid[6] = static_cast<uint8_t>((s.uuid[6] & 0x0f) | 0x40);  // RFC 9562, version 4
+  s.uuid[8] = static_cast<uint8_t>((s.uuid[8] & 0x3f) | 0x80);
+  s.head_bytes = kHeadBytes;
+  s.directory_entries = kDirectoryEntries;
+  s.crc = crc32c(0, &s, sizeof s - sizeof(uint32_t));
+  crc_seed_ = crc32c(0, s.uuid, sizeof s.uuid);
+  superblock_ = s;
+  geometry_ = {};
+  geometry_.log_bytes = kHeadBytes;
+  write_geometry(geometry_);
+  mark_open();
+  if (durability_ == DurabilityLevel::kPower && options_.device.empty()) {
+    if (::fsync(log_fd_.get()) != 0 || ::fsync(data_fd_.get()) != 0) fail_os(errno, "cannot sync the pool's files");
+    sync_folder(options_.path);
+  }
+  for (const uint64_t offset : {kSuperblockB, kSuperblockA}) {
+    *log_.at<Superblock>(offset) = s;
+    persistence_.persist(log_.at<Superblock>(offset), sizeof s);
+  }
+  was_created_ = true;
+}
+
+// --- geometry ---------------------------------------------------------------------------------------------
+
+bool Store::read_geometry_copy(uint64_t offset, GeometryHeader& header, std::vector<Table>& tables) const {
+  header = *log_.at<GeometryHeader>(offset);
+  if (header.magic != kGeometryMagic || header.num_tables > kTablesMax) return false;
+  GeometryHeader blank = header;
+  blank.crc = 0;
+  const auto* records = log_.at<TableRecord>(offset + sizeof(GeometryHeader));
+  const uint32_t crc = crc32c(crc_of(&blank, sizeof blank), records, header.num_tables * sizeof(TableRecord));
+  if (crc != header.crc) return false;
+  tables.clear();
+  for (uint64_t t = 0; t < header.num_tables; ++t) {
+    Table table;
+    table.record = records[t];
+    table.name.assign(records[t].name, ::strnlen(records[t].name, kTableNameBytes));
+    tables.push_back(table);
+  }
+  return true;
+}
+
+void Store::load_geometry() {
+  GeometryHeader a{}, b{};
+  std::vector<Table> tables_a, tables_b;
+  const bool valid_a = read_geometry_copy(kGeometryA, a, tables_a);
+  const bool valid_b = read_geometry_copy(kGeometryB, b, tables_b);
+  if (!valid_a && !valid_b) {
+    fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid geometry\n  where: '", log_.path(), "', bytes ", kGeometryA,
+         " and ", kGeometryB, "\n  state: nothing was changed\n  do:    restore the file from a copy");
+  }
+  const bool use_a = valid_a && (!valid_b || a.seq > b.seq);
+  geometry_ = use_a ? a : b;
+  tables_ = use_a ? tables_a : tables_b;
+  const uint64_t have_log = device_bytes_ > 0 ? geometry_.log_bytes : file_bytes(log_fd_.get());
+  if (have_log < geometry_.log_bytes) {
+    fail(ErrorKind::kCorrupted, "'", log_.path(), "' has ", have_log, " bytes, the pool's geometry says ", geometry_.log_bytes,
+         "\n  state: truncated; nothing was changed\n  do:    restore the file from a copy");
+  }
+  if (device_bytes_ > 0) {
+    // The data window of a device starts behind a log window of a quarter of it.
+    const uint64_t window = device_bytes_ / 4 / kRegionAlign * kRegionAlign;
+    if (geometry_.log_bytes > log_.bytes()) log_.grow(geometry_.log_bytes, true);
+    data_.map(log_fd_.get(), window, geometry_.data_bytes, medium_, options_.read_only, options_.device);
+    return;
+  }
+  const uint64_t have_data = file_bytes(data_fd_.get());
+  if (have_data < geometry_.data_bytes) {
+    fail(ErrorKind::kCorrupted, "'", options_.path, "/data' has ", have_data, " bytes, the pool's geometry says ",
+         geometry_.data_bytes, "\n  state: truncated; nothing was changed\n  do:    restore the file from a copy");
+  }
+  // Tails beyond the geometry are of a growth that never completed.
+  if (!options_.read_only && have_data > geometry_.data_bytes && ::ftruncate(data_fd_.get(), static_cast<off_t>(geometry_.data_bytes)) != 0) {
+    fail_os(errno, "cannot cut the pool's data file");
+  }
+  data_.map(data_fd_.get(), 0, geometry_.data_bytes, medium_, options_.read_only, options_.path + "/data");
+}
+
+void Store::bind_views() {
+  for (Table& table : tables_) {
+    const TableRecord& r = table.record;
+    const auto kind = static_cast<OptimizerKind>(r.optimizer);
+    const auto states = static_cast<uint64_t>(state_dim(kind, r.dim));
+    const bool fits = r.optimizer <= static_cast<uint32_t>(OptimizerKind::kRowWiseAdagrad) && r.dim > 0 &&
+                      r.rows < (1ull << 56) / r.dim && r.weight_bytes == r.rows * r.dim * sizeof(float) &&
+                      r.state_bytes == r.rows * states * sizeof(float) && r.weight_offset % kRegionAlign == 0 &&
+                      r.state_offset % kRegionAlign == 0 && r.weight_offset + r.weight_bytes <= data_.bytes() &&
+                      r.state_offset + r.state_bytes <= data_.bytes();
+    if (!fits) fail(ErrorKind::kCorrupted, "table '", table.name, "' of pool '", options_.path, "' does not fit the pool's data\n  state: nothing was changed");
+    table.view = {data_.at<float>(r.weight_offset), states > 0 ? data_.at<float>(r.state_offset) : nullptr, r.rows, r.dim, kind};
+  }
+}
+
+uint64_t Store::allocate_log(uint64_t bytes) {
+  const uint64_t offset = round_up(geometry_.log_bytes, kRegionAlign);
+  const uint64_t end = offset + round_up(bytes, kRegionAlign);
+  if (device_bytes_ > 0 && end > device_bytes_ / 4 / kRegionAlign * kRegionAlign) fail(ErrorKind::kFull, "the log window of '", options_.device, "' is full");
+  log_.grow(end, options_.sparse);
+  geometry_.log_bytes = end;
+  return offset;
+}
+
+uint64_t Store::allocate_data(uint64_t bytes) {
+  const uint64_t offset = round_up(geometry_.data_bytes, kRegionAlign);
+  const uint64_t end = offset + round_up(bytes, kRegionAlign);
+  if (device_bytes_ > 0 && device_bytes_ / 4 + end > device_bytes_) fail(ErrorKind::kFull, "DAX device '", options_.device, "' has ", device_bytes_, " bytes, the tables need ", end + device_bytes_ / 4);
+  data_.grow(end, options_.sparse);
+  geometry_.data_bytes = end;
+  return offset;
+}
+
+size_t Store::add_table(const TableRecord& record) {
+  check_alive();
+  if (tables_.size() >= kTablesMax) fail(ErrorKind::kFull, "a pool holds at most ", kTablesMax, " tables");
+  Table table;
+  table.record = record;
+  table.name.assign(record.name, ::strnlen(record.name, kTableNameBytes));
+  TableRecord& r = table.record;
+  const GeometryHeader before = geometry_;
+  try {
+    r.weight_bytes = r.rows * r.dim * sizeof(float);
+    r.state_bytes = r.rows * static_cast<uint64_t>(state_dim(static_cast<OptimizerKind>(r.optimizer), r.dim)) * sizeof(float);
+    r.weight_offset = allocate_data(r.weight_bytes);
+    r.state_offset = r.state_bytes > 0 ? allocate_data(r.state_bytes) : r.weight_offset;
+  } catch (const Error&) {
+    geometry_ = before;
+    throw;
+  }
+  tables_.push_back(table);
+  bind_views();
+  return tables_.size() - 1;
+}
+
+void Store::commit_tables() {
+  if (durability_ == DurabilityLevel::kPower && options_.device.empty() && ::fsync(data_fd_.get()) != 0) {
+    poison("fsync of the tables failed");
+    fail_os(errno, "cannot sync the pool's tables");
+  }
+  write_geometry(geometry_);
+}
+
+void Store::write_geometry(GeometryHeader next) {
+  check_alive();
+  next.magic = kGeometryMagic;
+  next.seq = geometry_.seq + 1;
+  next.num_tables = tables_.size();
+  next.crc = 0;
+  const uint64_t offset = (next.seq & 1) != 0 ? kGeometryA : kGeometryB;
+  auto* records = log_.at<TableRecord>(offset + sizeof(GeometryHeader));
+  for (size_t t = 0; t < tables_.size(); ++t) records[t] = tables_[t].record;
+  next.crc = crc32c(crc_of(&next, sizeof next), records, tables_.size() * sizeof(TableRecord));
+  // One checksum covers header and records: a torn write leaves this copy invalid and the other one newest.
+  *log_.at<GeometryHeader>(offset) = next;
+  persistence_.persist(log_.base() + offset, sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
+  geometry_ = next;
+}
+
+// --- slots ------------------------------------------------------------------------------------------------
+
+void Store::load_slots() {
+  for (const uint64_t offset : {kSlotA, kSlotB}) {
+    const auto* s = log_.at<Slot>(offset);
+    if (s->magic != kSlotMagic || s->crc != checksum(*s) || s->resume_bytes > kResumeBytesMax) continue;
+    if (((s->seq & 1) != 0) != (offset == kSlotB)) continue;
+    if (crc_of(log_.base() + ((s->seq & 1) != 0 ? kResumeB : kResumeA), s->resume_bytes) != s->resume_crc) continue;
+    if (!slot_ || s->seq > slot_->seq) slot_ = *s;
+  }
+  const bool untouched = is_zero(log_.base() + kSlotA, 2 * kPage);
+  if (!slot_ && !untouched) {
+    // The very first slot may be torn by a crash; anything later leaves its predecessor valid.
+    const bool first_only = is_zero(log_.base() + kSlotA, kPage) && log_.at<Slot>(kSlotB)->seq <= 1;
+    if (!first_only) {
+      fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid commit slot\n  where: '", log_.path(), "', bytes ", kSlotA, " and ",
+           kSlotB, "\n  state: nothing was changed\n  do:    'trainingcxl verify ", options_.path, "' lists the damage; restore from a copy");
+    }
+  }
+}
+
+void Store::write_slot(Slot next, const std::string& resume) {
+  check_alive();
+  if (resume.size() > kResumeBytesMax) {
+    fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ", kResumeBytesMax,
+         " fit\n  do:    keep large state in the model or optimizer, not in `state` objects");
+  }
+  next.magic = kSlotMagic;
+  next.seq = slot_ ? slot_->seq + 1 : 1;
+  next.geometry_seq = geometry_.seq;
+  const bool odd = (next.seq & 1) != 0;
+  std::byte* record = log_.base() + (odd ? kResumeB : kResumeA);
+  std::memcpy(record, resume.data(), resume.size());
+  next.resume_bytes = static_cast<uint32_t>(resume.size());
+  next.resume_crc = crc_of(resume.data(), resume.size());
+  persistence_.persist(record, resume.size());
+  next.crc = checksum(next);
+  *log_.at<Slot>(odd ? kSlotB : kSlotA) = next;
+  persistence_.persist(log_.at<Slot>(odd ? kSlotB : kSlotA), sizeof next);
+  slot_ = next;
+}
+
+std::string Store::read_resume(const Slot& slot) const {
+  const auto* record = log_.at<char>((slot.seq & 1) != 0 ? kResumeB : kResumeA);
+  return std::string(record, slot.resume_bytes);
+}
+
+// --- session ----------------------------------------------------------------------------------------------
+
+void Store::check_session() {
+  const auto* s = log_.at<Session>(kSession);
+  const bool valid = s->magic == kSessionMagic && s->crc == checksum(*s);
+  was_clean_ = valid && s->clean == 1;
+  const bool same_boot = valid && boot_id() == std::string(s->boot_id, ::strnlen(s->boot_id, sizeof s->boot_id));
+  if (was_created_ || was_clean_ || same_boot || durability_ != DurabilityLevel::kProcess || !slot_) return;
+  if (options_.trust_after_reboot) return;
+  fail(ErrorKind::kRecovery, "the machine restarted while pool '", options_.path, "' was open, and its durability is 'process'",
+       valid ? "" : " (its session record is damaged)",
+       "\n  state: rows may be torn or old; nothing was changed\n  do:    if the machine was shut down in order (no power loss), open with "
+       "trust_after_reboot; else restore a copy or start anew");
+}
+
+void Store::mark_open() {
+  Session s{};
+  s.magic = kSessionMagic;
+  const std::string id = boot_id();
+  std::memcpy(s.boot_id, id.data(), std::min(id.size(), sizeof s.boot_id - 1));
+  s.crc = checksum(s);
+  *log_.at<Session>(kSession) = s;
+  persistence_.persist(log_.at<Session>(kSession), sizeof s);
+  // The flag guards against a restart, so it must reach the medium before the first change does.
+  if (medium_.kind == MediumKind::kBlock && ::fdatasync(log_fd_.get()) != 0) fail_os(errno, text("cannot sync '", log_.path(), "'"));
+}
+
+void Store::sync_all() {
+  check_alive();
+  if (medium_.kind != MediumKind::kBlock) return;
+  if (::fdatasync(data_fd_.get()) != 0 || ::fdatasync(log_fd_.get()) != 0) {
+    const int error = errno;
+    poison("a sync of the pool's files failed");
+    fail_os(error, text("cannot sync pool '", options_.path, "'; open it again to recover"));
+  }
+}
+
+void Store::mark_clean() {
+  sync_all();
+  auto* s = log_.at<Session>(kSession);
+  Session next = *s;
+  next.clean = 1;
+  next.crc = checksum(next);
+  *s = next;
+  persistence_.persist(s, sizeof next);
+  sync_all();
+}
+
+void Store::poison(const std::string& why) {
+  if (poisoned_.empty()) poisoned_ = why;
+}
+
+void Store::check_alive() const {
+  if (options_.read_only) fail(ErrorKind::kPool, "pool '", options_.path, "' is open read only");
+  if (!poisoned_.empty()) {
+    fail(ErrorKind::kPool, "pool '", options_.path, "' cannot be used any more: ", poisoned_, "\n  do:    open the pool again; it recovers the last committed batch");
+  }
+}
+
+std::string Store::uuid_text() const {
+  static const char* digits = "0123456789abcdef";
+  std::string out;
+  for (int i = 0; i < 16; ++i) {
+    if (i == 4 || i == 6 || i == 8 || i == 10) out += '-';
+    out += digits[superblock_.uuid[i] >> 4];
+    out += digits[superblock_.uuid[i] & 15];
+  }
+  return out;
+}
+
+void discard_pool(const std::string& path) {
+  Fd lock = lock_pool(path, true);
+  for (const char* name : {"/log", "/data"}) {
+    if (::unlink((path + name).c_str()) != 0 && errno != ENOENT) fail_os(errno, text("cannot remove '", path, name, "'"));
+  }
+}
+
+}  // namespace tcxl

@@ -1,0 +1,120 @@
+// The pool's files and the structures in their head: superblock, session, slots, resume records, geometry, lock.
+// Knows the format, not the protocol: who writes what when is engine.cc and recovery.cc.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "layout.h"
+#include "media.h"
+
+namespace tcxl {
+
+struct OpenOptions {
+  std::string path;  // pool folder; also the sidecar folder of a DAX device
+  std::string device;  // "/dev/daxX.Y" or empty
+  DurabilityLevel durability = DurabilityLevel::kProcess;
+  bool read_only = false;
+  bool trust_after_reboot = false;
+  bool force_fsdax = false;  // tests: the DAX code path on tmpfs
+  bool sparse = false;       // tests: files with holes
+};
+
+struct Table {
+  std::string name;
+  layout::TableRecord record;
+  TableView view;
+};
+
+class Store {
+ public:
+  // Opens or creates, locks (unless read only), checks every checksum of the head. No recovery.
+  explicit Store(const OpenOptions& options);
+  ~Store();
+  Store(const Store&) = delete;
+  Store& operator=(const Store&) = delete;
+
+  // --- geometry: written as a whole, newest valid copy wins --------------------------------------------
+  const layout::GeometryHeader& geometry() const { return geometry_; }
+  const std::vector<Table>& tables() const { return tables_; }
+  // Reserves 2 MiB aligned space at the end of a span; nothing is recorded until write_geometry().
+  uint64_t allocate_log(uint64_t bytes);
+  uint64_t allocate_data(uint64_t bytes);
+  // Space for the columns of a new table; not recorded before commit_tables().
+  size_t add_table(const layout::TableRecord& record);
+  void write_geometry(layout::GeometryHeader next);
+  void commit_tables();  // geometry seq + 1 with all tables added so far
+
+  // --- slots and resume records ---------------------------------------------------------------------------
+  const std::optional<layout::Slot>& slot() const { return slot_; }
+  // The commit: resume record (P), then slot seq + 1 (P).
+  void write_slot(layout::Slot next, const std::string& resume);
+  std::string read_resume(const layout::Slot& slot) const;
+
+  // --- the rest -------------------------------------------------------------------------------------------
+  void mark_open();                 // session: not clean, this boot
+  void mark_clean();                // syncs both files first
+  void sync_all();
+  void poison(const std::string& why);  // no store any more; reopen and recover
+  void check_alive() const;
+
+  Span& log() { return log_; }
+  Span& data() { return data_; }
+  const Span& log() const { return log_; }
+  const Span& data() const { return data_; }
+  const Persistence& persistence() const { return persistence_; }
+  const MediumInfo& medium() const { return medium_; }
+  DurabilityLevel durability() const { return durability_; }
+  uint32_t crc_seed() const { return crc_seed_; }
+  std::string uuid_text() const;
+  const std::string& path() const { return options_.path; }
+  bool is_read_only() const { return options_.read_only; }
+  bool was_created() const { return was_created_; }
+  bool was_clean() const { return was_clean_; }
+  const std::string& creation_note() const { return creation_note_; }
+  uint64_t max_life() const { return slot_ ? slot_->life : 0; }
+  template <typename T>
+  uint32_t checksum(const T& structure) const {  // over everything before the trailing crc
+    return crc_of(&structure, sizeof(T) - sizeof(uint32_t));
+  }
+  uint32_t crc_of(const void* p, uint64_t bytes) const;
+
+ private:
+  void take_lock();
+  void open_files();
+  void create(bool is_leftover);
+  void load_superblock();
+  void load_geometry();
+  void load_slots();
+  void check_session();
+  void bind_views();
+  bool read_geometry_copy(uint64_t offset, layout::GeometryHeader& header, std::vector<Table>& tables) const;
+
+  OpenOptions options_;
+  DurabilityLevel durability_ = DurabilityLevel::kProcess;
+  MediumInfo medium_;
+  Persistence persistence_;
+  Fd lock_fd_, log_fd_, data_fd_;
+  Span log_, data_;
+  layout::Superblock superblock_{};
+  layout::GeometryHeader geometry_{};
+  std::vector<Table> tables_;
+  std::optional<layout::Slot> slot_;
+  uint32_t crc_seed_ = 0;
+  bool was_created_ = false;
+  bool was_clean_ = true;
+  uint64_t device_bytes_ = 0;  // DAX device: log window first, data window behind it
+  std::string poisoned_;
+  std::string creation_note_;
+  int lock_slot_ = -1;
+};
+
+// Removes the files of a pool (never the user's other files in the folder). kLocked if it is open somewhere.
+void discard_pool(const std::string& path);
+
+}  // namespace tcxl

@@ -1,0 +1,218 @@
+#include "undo_log.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "crc32c.h"
+#include "errors.h"
+
+namespace tcxl {
+
+using namespace layout;
+
+void UndoLog::attach() {
+  ring_offset_ = store_.geometry().ring_offset;
+  ring_bytes_ = store_.geometry().ring_bytes;
+  live_.clear();
+  retired_.clear();
+}
+
+void UndoLog::grow(uint64_t ring_bytes, uint64_t frame_bytes_max) {
+  const uint64_t offset = store_.allocate_log(ring_bytes);
+  GeometryHeader g = store_.geometry();
+  g.ring_offset = offset;
+  g.ring_bytes = round_up(ring_bytes, kRegionAlign);
+  g.frame_bytes_max = frame_bytes_max;
+  store_.write_geometry(g);
+  for (const Live& frame : live_) retired_.push_back(frame.batch);
+  live_.clear();
+  ring_offset_ = g.ring_offset;
+  ring_bytes_ = g.ring_bytes;
+}
+
+void UndoLog::add_segment(FramePlan& plan, size_t table, const TableView& view, uint64_t count) {
+  FrameSegment s{};
+  s.table = table;
+  s.count = count;
+  s.dim = static_cast<uint32_t>(view.dim);
+  s.state_dim = static_cast<uint32_t>(state_dim(view.optimizer, view.dim));
+  plan.segments.push_back(s);
+  plan.records += count;
+  // Columns follow the segment table, whose size changes with every segment: lay all of them out again.
+  uint64_t at = sizeof(FrameHeader) + plan.segments.size() * sizeof(FrameSegment);
+  auto take = [&](uint64_t bytes) {
+    const uint64_t begin = at;
+    at = round_up(at + bytes, kLine);
+    return begin;
+  };
+  for (FrameSegment& segment : plan.segments) {
+    segment.row_offset = take(segment.count * sizeof(uint64_t));
+    segment.crc_offset = take(segment.count * sizeof(uint32_t));
+    segment.state_offset = take(segment.count * segment.state_dim * sizeof(float));
+    segment.weight_offset = take(segment.count * segment.dim * sizeof(float));
+  }
+  plan.bytes = at;
+}
+
+Descriptor* UndoLog::descriptor(uint64_t batch) const {
+  return store_.log().at<Descriptor>(kDirectory + batch % kDirectoryEntries * kDescriptorBytes);
+}
+
+void UndoLog::clear_flag(uint64_t batch) {
+  Descriptor* d = descriptor(batch);
+  if (d->magic == 0) return;
+  std::memset(static_cast<void*>(d), 0, sizeof *d);
+  store_.persistence().persist(d, sizeof *d);
+}
+
+bool UndoLog::reserve(uint64_t batch, uint64_t bytes, uint64_t& offset) {
+  TCXL_ASSERT(live_.empty() || live_.back().batch < batch);
+  if (live_frames() + 1 >= kDirectoryEntries) return false;
+  bytes = std::max(bytes, kLine);
+  if (bytes > ring_bytes_) return false;
+  uint64_t begin = 0;
+  if (!live_.empty()) {
+    const uint64_t tail = live_.front().begin, head = live_.back().end;
+    const bool wrapped = live_.back().begin < tail;
+    const bool fits_behind = head + bytes <= (wrapped ? tail : ring_bytes_);
+    if (!fits_behind && (wrapped || bytes > tail)) return false;
+    begin = fits_behind ? head : 0;
+  }
+  // The old flag at this place is of a reclaimed batch, or of an abandoned announce: gone before new records.
+  clear_flag(batch);
+  live_.push_back({batch, begin, begin + bytes});
+  offset = ring_offset_ + begin;
+  return true;
+}
+
+void UndoLog::release_from(uint64_t batch) {
+  while (!live_.empty() && live_.back().batch >= batch) {
+    clear_flag(live_.back().batch);
+    live_.pop_back();
+  }
+  while (live_.empty() && !retired_.empty() && retired_.back() >= batch) {
+    clear_flag(retired_.back());
+    retired_.pop_back();
+  }
+}
+
+void UndoLog::reclaim(uint64_t batch) {
+  while (!retired_.empty() && retired_.front() <= batch) retired_.pop_front();
+  while (!live_.empty() && live_.front().batch <= batch) live_.pop_front();
+}
+
+uint64_t UndoLog::used_bytes() const {
+  uint64_t bytes = 0;
+  for (const Live& frame : live_) bytes += frame.end - frame.begin;
+  return bytes;
+}
+
+RecordColumns UndoLog::columns(uint64_t offset, const FrameSegment& segment, uint64_t batch, uint64_t life) const {
+  std::byte* frame = store_.log().base() + offset;
+  const uint64_t identity[3] = {batch, life, segment.table};
+  RecordColumns c;
+  c.row = reinterpret_cast<uint64_t*>(frame + segment.row_offset);
+  c.crc = reinterpret_cast<uint32_t*>(frame + segment.crc_offset);
+  c.state = reinterpret_cast<float*>(frame + segment.state_offset);
+  c.weight = reinterpret_cast<float*>(frame + segment.weight_offset);
+  c.crc_start = store_.crc_of(identity, sizeof identity);
+  return c;
+}
+
+void UndoLog::set_flag(uint64_t batch, uint64_t life, uint64_t offset, const FramePlan& plan) {
+  FrameHeader header{};
+  if (plan.records > 0) {
+    header.magic = kFrameMagic;
+    header.batch = batch;
+    header.life = life;
+    header.bytes = plan.bytes;
+    header.records = plan.records;
+    header.num_segments = plan.segments.size();
+    const uint64_t segment_bytes = plan.segments.size() * sizeof(FrameSegment);
+    header.crc = crc32c(store_.crc_of(&header, sizeof header), plan.segments.data(), segment_bytes);
+    std::byte* frame = store_.log().base() + offset;
+    std::memcpy(frame, &header, sizeof header);
+    std::memcpy(frame + sizeof header, plan.segments.data(), segment_bytes);
+    store_.persistence().persist(frame, sizeof header + segment_bytes);
+  }
+  Descriptor d{};
+  d.magic = kDescriptorMagic;
+  d.batch = batch;
+  d.life = life;
+  d.offset = offset;
+  d.bytes = plan.records > 0 ? plan.bytes : 0;
+  d.records = plan.records;
+  d.frame_crc = header.crc;
+  d.crc = store_.checksum(d);
+  *descriptor(batch) = d;
+  store_.persistence().persist(descriptor(batch), sizeof d);
+}
+
+std::optional<Descriptor> UndoLog::find(uint64_t batch, uint64_t life) const {
+  const Descriptor d = *descriptor(batch);
+  if (d.magic != kDescriptorMagic || d.crc != store_.checksum(d) || d.batch != batch || d.life != life) return std::nullopt;
+  return d;
+}
+
+uint64_t UndoLog::roll_back(const Descriptor& d, bool only_check) {
+  if (d.bytes == 0) return 0;
+  auto damaged = [&](auto&&... what) {
+    fail(ErrorKind::kCorrupted, "undo log of batch ", d.batch, " is damaged: ", what..., "\n  where: pool '", store_.path(),
+         "', log region, frame at byte ", d.offset, "\n  state: no row was changed; batch ", d.batch,
+         " cannot be rolled back\n  do:    'trainingcxl verify ", store_.path(), "' lists all damage; restore the pool from a copy");
+  };
+  const uint64_t end = store_.log().bytes();
+  if (d.offset % kLine != 0 || d.bytes > end || d.offset > end - d.bytes || d.bytes < sizeof(FrameHeader)) damaged("its place is outside the log");
+  std::byte* frame = store_.log().base() + d.offset;
+  FrameHeader header;
+  std::memcpy(&header, frame, sizeof header);
+  if (header.magic != kFrameMagic || header.batch != d.batch || header.life != d.life || header.bytes != d.bytes ||
+      header.records != d.records || header.num_segments > (d.bytes - sizeof header) / sizeof(FrameSegment)) {
+    damaged("its header does not match its flag");
+  }
+  const auto* segments = reinterpret_cast<const FrameSegment*>(frame + sizeof header);
+  FrameHeader blank = header;
+  blank.crc = 0;
+  const uint32_t crc = crc32c(store_.crc_of(&blank, sizeof blank), segments, header.num_segments * sizeof(FrameSegment));
+  if (crc != header.crc || crc != d.frame_crc) damaged("its header has checksum ", crc, ", expected ", d.frame_crc);
+  auto check_column = [&](uint64_t offset, uint64_t count, uint64_t width) {
+    if (offset > d.bytes || (width > 0 && count > (d.bytes - offset) / width)) damaged("a column is outside the frame");
+  };
+  uint64_t changed = 0;
+  for (const bool store_rows : {false, true}) {  // all checks before the first store
+    if (store_rows && only_check) break;
+    for (uint64_t i = 0; i < header.num_segments; ++i) {
+      const FrameSegment& s = segments[i];
+      if (s.table >= store_.tables().size()) damaged("table number ", s.table, " is unknown");
+      const TableView& view = store_.tables()[s.table].view;
+      const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
+      if (s.dim != static_cast<uint64_t>(view.dim) || s.state_dim != states) damaged("table ", s.table, " has another shape");
+      check_column(s.row_offset, s.count, sizeof(uint64_t));
+      check_column(s.crc_offset, s.count, sizeof(uint32_t));
+      check_column(s.state_offset, s.count, states * sizeof(float));
+      check_column(s.weight_offset, s.count, s.dim * sizeof(float));
+      const RecordColumns c = columns(d.offset, s, d.batch, d.life);
+      for (uint64_t r = 0; r < s.count; ++r) {
+        const uint64_t row = c.row[r];
+        if (!store_rows) {
+          if (row >= view.rows || record_crc(c, view, r) != c.crc[r]) damaged("record ", r, " of table '", store_.tables()[s.table].name, "' (row ", row, ") has a wrong checksum");
+          continue;
+        }
+        float* weight = view.weight + row * s.dim;
+        const uint64_t weight_bytes = s.dim * sizeof(float), state_bytes = states * sizeof(float);
+        float* state = states > 0 ? view.state + row * states : nullptr;
+        if (std::memcmp(weight, c.weight + r * s.dim, weight_bytes) == 0 && (states == 0 || std::memcmp(state, c.state + r * states, state_bytes) == 0)) continue;
+        ++changed;
+        std::memcpy(weight, c.weight + r * s.dim, weight_bytes);
+        store_.persistence().flush(weight, weight_bytes);
+        if (states == 0) continue;
+        std::memcpy(state, c.state + r * states, state_bytes);
+        store_.persistence().flush(state, state_bytes);
+      }
+    }
+  }
+  store_.persistence().fence();
+  return changed;
+}
+
+}  // namespace tcxl

@@ -1,0 +1,68 @@
+// Undo log (paper: "batch-aware checkpoint"): a ring of frames, one a batch, each with the previous bytes of every
+// row that the batch will change, and a directory of one-line descriptors. Writing the descriptor of batch n is
+// setting its flag; no row of batch n changes before.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "kernels.h"
+#include "layout.h"
+#include "store.h"
+
+namespace tcxl {
+
+// Where the columns of one batch lie inside its frame.
+struct FramePlan {
+  std::vector<layout::FrameSegment> segments;
+  uint64_t bytes = 0;
+  uint64_t records = 0;
+};
+
+class UndoLog {
+ public:
+  explicit UndoLog(Store& store) : store_(store) {}
+
+  // Takes the ring over from the geometry; drops all volatile bookkeeping.
+  void attach();
+  // A new, larger ring (geometry seq + 1). Frames in the old one stay valid where they are until reclaimed.
+  void grow(uint64_t ring_bytes, uint64_t frame_bytes_max);
+
+  static void add_segment(FramePlan& plan, size_t table, const TableView& view, uint64_t count);
+
+  // Space for the frame of `batch`, the newest so far; false when the ring has none. Zeroes the descriptor (P).
+  bool reserve(uint64_t batch, uint64_t bytes, uint64_t& offset);
+  // Gives back the newest reservations down to and including `batch`, and clears their flags (P).
+  void release_from(uint64_t batch);
+  // Frames of batches <= `batch` are not needed any more.
+  void reclaim(uint64_t batch);
+  uint64_t used_bytes() const;  // of the present ring
+  uint64_t ring_bytes() const { return ring_bytes_; }
+  uint64_t live_frames() const { return live_.size() + retired_.size(); }
+
+  RecordColumns columns(uint64_t offset, const layout::FrameSegment& segment, uint64_t batch, uint64_t life) const;
+  // Writes header and segments (P), then the descriptor (P): the flag. All records must be persistent.
+  void set_flag(uint64_t batch, uint64_t life, uint64_t offset, const FramePlan& plan);
+
+  // --- recovery: plain functions of the bytes ---------------------------------------------------------------
+  std::optional<layout::Descriptor> find(uint64_t batch, uint64_t life) const;
+  // Puts the previous bytes of every record back (rows are distinct, so their order does not matter).
+  // Checks header, bounds and every record's checksum before the first store. Returns rows whose bytes changed.
+  uint64_t roll_back(const layout::Descriptor& descriptor, bool only_check);
+
+ private:
+  layout::Descriptor* descriptor(uint64_t batch) const;
+  void clear_flag(uint64_t batch);
+  struct Live {
+    uint64_t batch, begin, end;
+  };
+  Store& store_;
+  uint64_t ring_offset_ = 0, ring_bytes_ = 0;
+  std::deque<Live> live_;
+  std::deque<uint64_t> retired_;  // batches whose frames lie in an earlier, smaller ring
+};
+
+}  // namespace tcxl
