@@ -40,22 +40,20 @@ constexpr double kLn2Lo = 0x1.a39ef35793c76p-33;
 constexpr double kLog2E = 0x1.71547652b82fep+0;
 constexpr double kHalfPi = 0x1.921fb54442d18p+0;
 
-constexpr double kLogTerms[] = {
-    0x1.642c8590b2164p-4, 0x1.8618618618618p-4, 0x1.af286bca1af28p-4, 0x1.e1e1e1e1e1e1ep-4,
-    0x1.1111111111111p-3, 0x1.3b13b13b13b14p-3, 0x1.745d1745d1746p-3, 0x1.c71c71c71c71cp-3,
-    0x1.2492492492492p-2, 0x1.999999999999ap-2, 0x1.5555555555555p-1};
-constexpr double kExpTerms[] = {
-    0x1.6124613a86d09p-33, 0x1.1eed8eff8d898p-29, 0x1.ae64567f544e4p-26, 0x1.27e4fb7789f5cp-22,
-    0x1.71de3a556c734p-19, 0x1.a01a01a01a01ap-16, 0x1.a01a01a01a01ap-13, 0x1.6c16c16c16c17p-10,
-    0x1.1111111111111p-7,  0x1.5555555555555p-5,  0x1.5555555555555p-3,  0x1.0000000000000p-1};
-constexpr double kSinTerms[] = {0x1.952c77030ad4ap-49,  -0x1.ae7f3e733b81fp-41,
-                                0x1.6124613a86d09p-33,  -0x1.ae64567f544e4p-26,
-                                0x1.71de3a556c734p-19,  -0x1.a01a01a01a01ap-13,
-                                0x1.1111111111111p-7,   -0x1.5555555555555p-3};
-constexpr double kCosTerms[] = {0x1.ae7f3e733b81fp-45,  -0x1.93974a8c07c9dp-37,
-                                0x1.1eed8eff8d898p-29,  -0x1.27e4fb7789f5cp-22,
-                                0x1.a01a01a01a01ap-16,  -0x1.6c16c16c16c17p-10,
-                                0x1.5555555555555p-5,   -0x1.0000000000000p-1};
+constexpr double kLogTerms[] = {0x1.642c8590b2164p-4, 0x1.8618618618618p-4, 0x1.af286bca1af28p-4,
+                                0x1.e1e1e1e1e1e1ep-4, 0x1.1111111111111p-3, 0x1.3b13b13b13b14p-3,
+                                0x1.745d1745d1746p-3, 0x1.c71c71c71c71cp-3, 0x1.2492492492492p-2,
+                                0x1.999999999999ap-2, 0x1.5555555555555p-1};
+constexpr double kExpTerms[] = {0x1.6124613a86d09p-33, 0x1.1eed8eff8d898p-29, 0x1.ae64567f544e4p-26,
+                                0x1.27e4fb7789f5cp-22, 0x1.71de3a556c734p-19, 0x1.a01a01a01a01ap-16,
+                                0x1.a01a01a01a01ap-13, 0x1.6c16c16c16c17p-10, 0x1.1111111111111p-7,
+                                0x1.5555555555555p-5,  0x1.5555555555555p-3,  0x1.0000000000000p-1};
+constexpr double kSinTerms[] = {
+    0x1.952c77030ad4ap-49, -0x1.ae7f3e733b81fp-41, 0x1.6124613a86d09p-33, -0x1.ae64567f544e4p-26,
+    0x1.71de3a556c734p-19, -0x1.a01a01a01a01ap-13, 0x1.1111111111111p-7,  -0x1.5555555555555p-3};
+constexpr double kCosTerms[] = {
+    0x1.ae7f3e733b81fp-45, -0x1.93974a8c07c9dp-37, 0x1.1eed8eff8d898p-29, -0x1.27e4fb7789f5cp-22,
+    0x1.a01a01a01a01ap-16, -0x1.6c16c16c16c17p-10, 0x1.5555555555555p-5,  -0x1.0000000000000p-1};
 
 TCXL_INLINE std::uint64_t mix(std::uint64_t value) {
   value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -99,8 +97,7 @@ TCXL_INLINE double natural_log(double x) {
   // Biased exponent as an exact double, then the bias taken off.
   const double exponent =
       (std::bit_cast<double>(((bits >> 52) + above) | kTwo52Bits) - kTwo52) - 1023.0;
-  const double mantissa =
-      std::bit_cast<double>(fraction | (0x3FF0000000000000u - (above << 52)));
+  const double mantissa = std::bit_cast<double>(fraction | (0x3FF0000000000000u - (above << 52)));
   const double s = (mantissa - 1.0) / (mantissa + 1.0);
   const double square = s * s;
   const double tail = s * (square * horner(square, kLogTerms)) + exponent * kLn2Lo;

@@ -1,5 +1,6 @@
 // The built-in data set: every value is a pure function of (seed, sample number).
-// The same recipe, operation by operation, as src/trainingcxl/data/synthetic.py; docs/data.md explains it.
+// The same recipe, operation by operation, as src/trainingcxl/data/synthetic.py; docs/data.md
+// explains it.
 #pragma once
 
 #include <cstdint>
@@ -42,10 +43,10 @@ struct SyntheticSpec {
 
 // Caller's buffers, row-major. `lookups` is the sum of the fields' hotness.
 struct SyntheticOutput {
-  float* dense;         // count x dense.size(): log1p, missing and negative as 0
-  std::int64_t* ids;    // count x lookups
-  float* label;         // count: 0 or 1
-  double* score;        // count: logit of the teacher
+  float* dense;       // count x dense.size(): log1p, missing and negative as 0
+  std::int64_t* ids;  // count x lookups
+  float* label;       // count: 0 or 1
+  double* score;      // count: logit of the teacher
 };
 
 std::int64_t synthetic_lookups(const SyntheticSpec& spec);
