@@ -33,10 +33,9 @@ check_python() {
     [ "${#found[@]}" -lt 4 ] || break
   done
   if [ "${#found[@]}" -lt 4 ]; then
-    need "Python 3.11 or newer: ${PYTHON:-python3} is absent or older" python3 python3 python
-    need "(a newer Python beside the system's own: make PYTHON=/path/to/python3.12 ...)" \
-      python3-venv "" ""
-    need "the headers of that Python" python3-dev python3-devel ""
+    need "Python 3.11 or newer: '${PYTHON:-python3}' is absent or older (one that lies elsewhere: \
+make PYTHON=/path/to/python3.12 ...)" \
+      "python3 python3-venv python3-dev" "python3 python3-devel" python
     return
   fi
   local version=${found[0]}
