@@ -70,8 +70,9 @@ class _Section:
 
     def __post_init__(self) -> None:
         assert is_dataclass(self)
+        section = next(name for name, kind in _SECTIONS.items() if kind is type(self))
         for declared in fields(self):
-            _check(_section_name(self), declared, getattr(self, declared.name))
+            _check(f"{section}.{declared.name}", declared, getattr(self, declared.name))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -276,10 +277,6 @@ class Difference:
     effect: Effect
 
 
-def _section_name(section: _Section) -> str:
-    return next(name for name, kind in _SECTIONS.items() if kind is type(section))
-
-
 def _default(name: str) -> Value:
     default: Any = _DECLARED[name].default
     return default  # type: ignore[no-any-return]
@@ -346,8 +343,7 @@ def _type_name(wanted: object) -> str:
     return names[wanted]  # type: ignore[index]
 
 
-def _check(section: str, declared: "Field[Any]", value: Any) -> None:
-    name = f"{section}.{declared.name}"
+def _check(name: str, declared: "Field[Any]", value: Any) -> None:
     if type(value) is not declared.type:
         raise _wrong(name, value, f"a value of type {_type_name(declared.type)}")
     choices, least = declared.metadata["choices"], declared.metadata["least"]

@@ -29,6 +29,7 @@ from trainingcxl.train_setup import (
     make_dense_optimizer,
     make_row_optimizer,
     make_tables,
+    num_threads,
     open_source,
     open_training_pool,
     prepare_torch,
@@ -72,7 +73,7 @@ def train(settings: Settings, report: Report, stop: Stop) -> Metrics | None:
     Every batch is a recovery point as soon as it ends.
     """
     device = prepare_torch(settings.run)
-    report.event("start", source=settings.data.source, pool=settings.pool.path, device=str(device))
+    report.event("compute", device=str(device), threads=num_threads(settings.run))
     data = open_source(settings, report)
     if is_finished(settings, data, report):
         return None
@@ -214,8 +215,11 @@ class Training:
 
     def _evaluate_if_due(self) -> None:
         every = self.settings.eval.every or len(self.loader)
-        if self.trained % every == 0 and not self.early_stopping.has_seen(self.trained):
+        is_due = self.trained > 0 and self.trained % every == 0
+        if is_due and not self.early_stopping.has_seen(self.trained):
             self._evaluate()
+            if self.metrics is not None:
+                self.early_stopping.see(self.trained, self.metrics.auc)
 
     def _evaluate(self) -> None:
         """Judge the model on the held-out samples; a request to stop ends it without a figure."""
@@ -233,13 +237,11 @@ class Training:
         if self.stop.requested:
             return
         self.metrics = measure(np.concatenate(labels), np.concatenate(logits))
-        self.early_stopping.see(self.trained, self.metrics.auc)
         self.report.event("evaluation", **self._position(), **asdict(self.metrics))
 
     def _position(self) -> dict[str, int]:
         return {
             "epoch": self.run.epoch,
-            "batch": self.trained,
             "committed_batch": self.run.committed_batch,
             "durable_batch": self.run.durable_batch,
         }
