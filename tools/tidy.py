@@ -21,6 +21,8 @@ NOT_CODE = re.compile(
     r"|^[ \t]*#(?:\\\n|[^\n])*",
     flags=re.DOTALL | re.MULTILINE,
 )
+# Start of a type, as in `public: struct alignas(64) Slot {`: no function in spite of its parenthesis.
+TYPE_HEADER = re.compile(r"\s*(?:\w+\s*:(?!:)\s*)?(?:template\s*<.*>\s*)?(?:class|struct|enum)\b")
 
 # (path, kind of finding): the reason why it stays.
 EXCEPTIONS: dict[tuple[str, str], str] = {}
@@ -82,7 +84,7 @@ def check_cpp(text: str) -> Iterator[str]:
     for match in re.finditer(r"[{};]", code):
         if match[0] == "{":
             before = code[header : match.start()]
-            is_body = ")" in before and not re.search(r"\b(class|struct|enum|extern)\b", before)
+            is_body = ")" in before and not TYPE_HEADER.match(before)
             if is_body and not any(inside):
                 name = (re.search(r"([\w:~]+)\s*\(", before) or ["?", "?"])[1]
                 start = code.count("\n", 0, header + len(before) - len(before.lstrip()))

@@ -70,10 +70,10 @@ CPP = """\
 // { a brace in a comment
 #define OPEN {
 namespace tcxl {
-struct Row { int x = 0; };
+struct alignas(64) Row { int x = 0; };
 constexpr char kBrace = '{';
 template <typename T>
-void Engine::commit(const std::string& name = "}}",
+void Engine::commit(const struct stat& s, const char* name = "}}",
                     int n = 1'000) {
   auto f = [&](int i) { return i; };
 BODY  }
