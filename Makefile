@@ -15,7 +15,6 @@ export PYTHON TORCH
 # Puts the tools of .venv first for one command only: set-up itself must see the system's Python.
 in_venv := PATH="$(CURDIR)/.venv/bin:$$PATH"
 cpp_files = $$(git ls-files --cached --others --exclude-standard 'csrc/*' 'tests/native/*')
-strict_flags := -Wall -Wextra -Wconversion -Wshadow -Werror
 
 .PHONY: help
 help: ## list the targets
@@ -53,7 +52,10 @@ lint-layers: set-up
 	@$(in_venv) lint-imports --no-logo
 lint-cpp: set-up
 	@$(in_venv) clang-format --dry-run -Werror $(cpp_files)
-	@$(in_venv) bash tools/native_tests.sh --build-only build/lint -DTCXL_WERROR=ON
+	@$(in_venv) bash tools/native_tests.sh --build-only build/lint -DTCXL_WERROR=ON \
+	  -DCMAKE_CXX_FLAGS="-Wall -Wextra -Wconversion -Wshadow -Werror" \
+	  -DSKBUILD=ON -DSKBUILD_STATE=lint -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python" \
+	  -Dnanobind_ROOT="$$(.venv/bin/python -m nanobind --cmake_dir)" # bindings too
 lint-text: set-up
 	@$(in_venv) codespell
 	@$(in_venv) python tools/tidy.py

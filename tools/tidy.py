@@ -21,7 +21,7 @@ NOT_CODE = re.compile(
     r"|^[ \t]*#(?:\\\n|[^\n])*",
     flags=re.DOTALL | re.MULTILINE,
 )
-# Start of a type, as in `public: struct alignas(64) Slot {`: no function in spite of its parenthesis.
+# Start of a type, as in `public: struct alignas(64) Slot {`: no function despite its parenthesis.
 TYPE_HEADER = re.compile(r"\s*(?:\w+\s*:(?!:)\s*)?(?:template\s*<.*>\s*)?(?:class|struct|enum)\b")
 
 # (path, kind of finding): the reason why it stays.
