@@ -5,10 +5,9 @@ the loop. A loop of one's own needs little of this; `Training._train_to_end` sho
 """
 
 import time
-from contextlib import AbstractContextManager
 from dataclasses import asdict
-from math import isfinite, nan
-from typing import Any, Protocol
+from math import isfinite, isnan, nan
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +23,7 @@ from trainingcxl.nn import EmbeddingBagCollection
 from trainingcxl.pool import Pool
 from trainingcxl.train_setup import (
     Report,
+    Stop,
     check_settings,
     is_finished,
     make_dense_optimizer,
@@ -36,21 +36,10 @@ from trainingcxl.train_setup import (
     recorded_settings,
 )
 
-__all__ = ["EarlyStopping", "Stop", "Training", "learning_rate_factor", "train"]
+__all__ = ["EarlyStopping", "Training", "learning_rate_factor", "train"]
 
 _EVALUATION_BATCH = 8192
 _SKIPPED_IN_A_ROW_MAX = 10
-
-
-class Stop(Protocol):
-    """How training learns that it should stop before its end."""
-
-    @property
-    def requested(self) -> bool:
-        """Whether to stop after the batch in flight."""
-
-    def deferred(self) -> AbstractContextManager[None]:
-        """Promise to look at `requested` between batches."""
 
 
 def train(settings: Settings, report: Report, stop: Stop) -> Metrics | None:
@@ -166,9 +155,9 @@ class Training:
         return self.metrics
 
     def _train(self) -> None:
+        self.pace.mark()
         for _ in self.run.epochs(self.settings.run.epochs):
             for batch in self.run.batches(self.loader):
-                begin = time.perf_counter()
                 self._set_learning_rates()
                 loss = self._loss(batch)
                 if isfinite(loss.item()):
@@ -177,9 +166,10 @@ class Training:
                 else:
                     self._skip(loss.item())
                 self.metrics = None
-                self.pace.add(len(batch.label), time.perf_counter() - begin, loss.item())
+                self.pace.add(len(batch.label), loss.item())
                 self._report_progress()
                 self._evaluate_if_due()
+                self.pace.mark()
                 if self._is_over():
                     return
 
@@ -323,10 +313,15 @@ class _Pace:
         self.seconds = 0.0
         self.loss = nan
 
-    def add(self, samples: int, seconds: float, loss: float) -> None:
+    def mark(self) -> None:
+        """Begin to count the time of the next batch."""
+        self._begin = time.perf_counter()
+
+    def add(self, samples: int, loss: float) -> None:
+        """Count a batch that ends now."""
         self.samples += samples
-        self.seconds += seconds
-        self.loss = loss if self.loss != self.loss else 0.98 * self.loss + 0.02 * loss
+        self.seconds += time.perf_counter() - self._begin
+        self.loss = loss if isnan(self.loss) else 0.98 * self.loss + 0.02 * loss
 
     @property
     def samples_per_second(self) -> float:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import asdict
+from contextlib import AbstractContextManager, nullcontext
 from math import sqrt
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,12 +21,14 @@ from trainingcxl.config import (
     hash_sizes,
 )
 from trainingcxl.data import Dataset, open_data
-from trainingcxl.errors import ConfigError
+from trainingcxl.errors import ConfigError, PoolError
 from trainingcxl.nn import EmbeddingBagConfig
 from trainingcxl.pool import Pool, inspect
 
 __all__ = [
     "Report",
+    "Silent",
+    "Stop",
     "check_settings",
     "is_finished",
     "make_dense_optimizer",
@@ -48,6 +50,33 @@ class Report(Protocol):
 
     def progress(self, work: str, done: int, total: int, **values: Any) -> None:
         """Take note of how far a long piece of work has come."""
+
+
+class Stop(Protocol):
+    """How training learns that it should stop before its end."""
+
+    @property
+    def requested(self) -> bool:
+        """Whether to stop after the batch in flight."""
+
+    def deferred(self) -> AbstractContextManager[None]:
+        """Promise to look at `requested` between batches."""
+
+
+class Silent:
+    """A report that nobody reads and a stop that never comes, for training inside a program."""
+
+    requested = False
+
+    def event(self, name: str, **values: Any) -> None:
+        """Let it pass."""
+
+    def progress(self, work: str, done: int, total: int, **values: Any) -> None:
+        """Let it pass."""
+
+    def deferred(self) -> AbstractContextManager[None]:
+        """Promise nothing."""
+        return nullcontext()
 
 
 def prepare_torch(run: RunSettings) -> torch.device:
@@ -162,12 +191,20 @@ def open_training_pool(settings: Settings, data: Dataset, report: Report) -> Poo
         log_bytes=wanted.log_bytes or None,
         lookahead=wanted.lookahead,
         trust_after_reboot=wanted.trust_after_reboot,
-        progress=report.progress,
+        progress=lambda what, done, total: report.progress("create tables", done, total),
     )
     if pool.is_new and has_files:
         report.event("created_anew", pool=str(path), why="its creation had not been completed")
     if pool.recovery is not None:
-        report.event("recovery", **asdict(pool.recovery))
+        report.event(
+            "recovery",
+            resume=pool.recovery.resume,
+            committed_batch=pool.recovery.committed_batch,
+            resumed_batch=pool.recovery.resumed_batch,
+            rows_rolled_back=pool.recovery.rows_rolled_back,
+            batches_to_redo=pool.recovery.batches_to_redo,
+            milliseconds=pool.recovery.milliseconds,
+        )
     report.event(
         "durability",
         pool=str(path),
@@ -184,7 +221,10 @@ def open_training_pool(settings: Settings, data: Dataset, report: Report) -> Poo
 def is_finished(settings: Settings, data: Dataset, report: Report) -> bool:
     """Say so if the pool's run has done all that is asked; opens the pool for reading only."""
     path = settings.pool.path
-    if not Path(path).exists() or not inspect(path)["finished"]:
+    try:
+        if not inspect(path)["finished"]:
+            return False
+    except PoolError:  # no pool yet, or one that cannot be read: opening it will tell
         return False
     with Pool(path, read_only=True) as pool:
         record = pool.resume_record

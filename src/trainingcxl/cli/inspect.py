@@ -1,7 +1,6 @@
 """`trainingcxl inspect`: what a pool holds. Needs no torch and changes nothing."""
 
 import json
-import time
 from pathlib import Path
 
 import click
@@ -21,9 +20,7 @@ def command(pool: Path, digest: bool, as_json: bool) -> None:
     """
     from trainingcxl.pool import inspect
 
-    begin = time.perf_counter()
     found = inspect(pool, digest=digest)
-    seconds = time.perf_counter() - begin
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -34,5 +31,3 @@ def command(pool: Path, digest: bool, as_json: bool) -> None:
         click.echo(f"{key:<17}{len(value)}")
         for table in value:
             click.echo("  " + " ".join(f"{name}={text}" for name, text in table.items()))
-    if digest:
-        click.echo(f"{'digest_gb_per_s':<17}{found['digest_bytes'] / seconds / 1e9:.2f}")

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TextIO
 __all__ = ["JsonReporter", "LineReporter", "Reporter", "TerminalReporter", "make_reporter"]
 
 _SECONDS_BETWEEN_LINES = 5.0
+_SECONDS_BETWEEN_JSON = 0.5  # read by programs, which may draw a bar of their own
 
 
 class Reporter(Protocol):
@@ -36,7 +37,7 @@ class Reporter(Protocol):
 def make_reporter(*, as_json: bool) -> Reporter:
     """Choose by what the user asked for and by where standard error goes."""
     if as_json:
-        return JsonReporter(sys.stdout)
+        return JsonReporter(sys.stdout, seconds=_SECONDS_BETWEEN_JSON)
     if sys.stderr.isatty():
         return TerminalReporter()
     return LineReporter(sys.stderr)
@@ -45,23 +46,25 @@ def make_reporter(*, as_json: bool) -> Reporter:
 class _Throttle:
     """Lets the first and the last report of a piece of work pass, and one every few seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._next: dict[str, float] = {}
 
     def passes(self, work: str, *, is_last: bool) -> bool:
         now = time.monotonic()
         if not is_last and now < self._next.get(work, 0.0):
             return False
-        self._next[work] = now + _SECONDS_BETWEEN_LINES
+        self._next[work] = now + self._seconds
         return True
 
 
 class LineReporter:
     """Writes one line an event: its name, then key=value."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, seconds: float = _SECONDS_BETWEEN_LINES) -> None:
+        """Write to `stream`; progress at most once in so many seconds."""
         self._stream = stream
-        self._throttle = _Throttle()
+        self._throttle = _Throttle(seconds)
 
     def __enter__(self) -> "LineReporter":
         return self
