@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from math import sqrt
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -118,26 +117,30 @@ def make_tables(data: Dataset, settings: Settings) -> list[EmbeddingBagConfig]:
             embedding_dim=settings.model.embedding_dim,
             feature_names=[feature.name],
             pooling="sum",
-            init_scale=settings.rows.init_scale or 1.0 / sqrt(feature.cardinality),
+            init_scale=settings.rows.init_scale or None,
         )
         for feature in data.features
     ]
 
 
-def make_row_optimizer(rows: RowSettings) -> torch.optim.Optimizer:
+def make_row_optimizer(rows: RowSettings) -> optim.RowOptimizer:
     """Build the optimizer of the embedding rows."""
     if rows.optimizer == "sgd":
         return optim.SGD(lr=rows.lr)
-    kind = {"rowwise-adagrad": optim.RowWiseAdagrad, "adagrad": optim.Adagrad}[rows.optimizer]
-    return kind(lr=rows.lr, eps=rows.eps)
+    if rows.optimizer == "adagrad":
+        return optim.Adagrad(lr=rows.lr, eps=rows.eps)
+    return optim.RowWiseAdagrad(lr=rows.lr, eps=rows.eps)
 
 
 def make_dense_optimizer(
     dense: DenseSettings, parameters: Iterable[Tensor]
 ) -> torch.optim.Optimizer:
     """Build the optimizer of the dense part."""
-    kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad}
-    return kinds[dense.optimizer](parameters, lr=dense.lr)
+    if dense.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=dense.lr)
+    if dense.optimizer == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=dense.lr)
+    return torch.optim.Adam(parameters, lr=dense.lr)
 
 
 def recorded_settings(settings: Settings, data: Dataset) -> dict[str, Any]:
@@ -181,7 +184,7 @@ def _rows_per_batch_max(settings: Settings, data: Dataset) -> int | None:
 def open_training_pool(settings: Settings, data: Dataset, report: Report) -> Pool:
     """Open or create the pool, and say what was found and what will be durable from now on."""
     wanted, path = settings.pool, Path(settings.pool.path)
-    has_files = path.is_dir() and any(entry.name != "cache" for entry in path.iterdir())
+    has_files = path.is_dir() and any(e.name not in ("cache", "lock") for e in path.iterdir())
     pool = Pool(
         path,
         durability=wanted.durability,

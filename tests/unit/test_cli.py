@@ -6,6 +6,7 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -13,9 +14,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from trainingcxl import cli
-from trainingcxl.cli.reporters import JsonReporter, LineReporter
+from trainingcxl.cli.reporters import JsonReporter, LineReporter, make_reporter
 from trainingcxl.cli.signals import Interrupted, StopSignals
 from trainingcxl.errors import ConfigError, PoolCorrupted, PoolLocked
+from trainingcxl.pool import Pool, TableSpec
 
 
 def run(*arguments: str) -> Result:
@@ -201,3 +203,85 @@ def test_handlers_are_put_back() -> None:
     with StopSignals():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.fixture
+def pool_path(tmp_path: Path) -> Path:
+    """A pool with one table, closed."""
+    path = tmp_path / "test.pool"
+    with Pool(path) as pool:
+        pool.create_tables(
+            [
+                TableSpec(
+                    name="user",
+                    num_embeddings=100,
+                    embedding_dim=4,
+                    optimizer="rowwise-adagrad",
+                    init_scale=0.1,
+                    init_seed=0,
+                )
+            ]
+        )
+    return path
+
+
+def test_inspect_as_json_has_the_promised_keys(pool_path: Path) -> None:
+    found = json.loads(run("inspect", str(pool_path), "--json", "--digest").stdout)
+    promised = (
+        "path uuid medium page_bytes durability committed_batch durable_batch epoch position "
+        "finished horizon_batches tables log_bytes log_used_bytes digest"
+    )
+    assert set(promised.split()) <= set(found)
+    assert found["tables"][0]["num_embeddings"] == 100
+    assert len(found["digest"]) == 64
+
+
+def test_inspect_for_the_eye_shows_the_same(pool_path: Path) -> None:
+    as_json = json.loads(run("inspect", str(pool_path), "--json").stdout)
+    shown = run("inspect", str(pool_path)).stdout
+    assert f"uuid              {as_json['uuid']}\n" in shown
+    assert "  name=user num_embeddings=100 embedding_dim=4" in shown
+
+
+def test_inspect_with_digest_prints_its_speed(pool_path: Path) -> None:
+    assert "GB/s" in run("inspect", str(pool_path), "--digest").stdout
+
+
+def test_verify_of_a_sound_pool(pool_path: Path) -> None:
+    result = run("verify", str(pool_path))
+    assert (result.exit_code, result.stdout) == (0, f"{pool_path}: no damage found\n")
+
+
+def test_verify_ends_with_three_on_damage(pool_path: Path) -> None:
+    log = bytearray((pool_path / "log").read_bytes())
+    log[64] ^= 1
+    (pool_path / "log").write_bytes(log)
+    result = run("verify", str(pool_path))
+    assert result.exit_code == 3
+    assert "damage" in result.stdout
+    as_json = run("verify", str(pool_path), "--json")
+    assert as_json.exit_code == 3
+    assert json.loads(as_json.stdout)["damage"][0]["what"]
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify"])
+def test_no_pool_is_a_failure_that_names_the_path(command: str, tmp_path: Path) -> None:
+    result = run(command, str(tmp_path / "absent.pool"))
+    assert result.exit_code == 1
+    assert "absent.pool" in result.stderr
+
+
+def test_terminal_reporter_draws_bars_and_prints_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with make_reporter(as_json=False) as reporter:
+        reporter.event("evaluation", auc=0.75, note="[not markup]")
+        reporter.progress("train", 1, 4, loss=0.5)
+        reporter.progress("train", 4, 4, loss=0.25)
+    shown = terminal.getvalue()
+    assert 'evaluation  auc=0.75 note="[not markup]"' in shown
+    assert "loss=0.25" in shown
+    assert "100%" in shown

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import click
 
+from trainingcxl.cli.reporters import key_values
+
 __all__ = ["command"]
 
 
@@ -24,10 +26,11 @@ def command(pool: Path, digest: bool, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(found))
         return
+    if digest:
+        found["digest_gbps"] = f"{found['digest_gbps']} GB/s"
+    tables = found.pop("tables")
     for key, value in found.items():
-        if key != "tables":
-            click.echo(f"{key:<17}{value}")
-            continue
-        click.echo(f"{key:<17}{len(value)}")
-        for table in value:
-            click.echo("  " + " ".join(f"{name}={text}" for name, text in table.items()))
+        click.echo(f"{key:<18}{value}")
+    click.echo(f"{'tables':<18}{len(tables)}")
+    for table in tables:
+        click.echo(f"  {key_values(table)}")

@@ -7,7 +7,14 @@ import time
 from types import TracebackType
 from typing import Any, Protocol, TextIO
 
-__all__ = ["JsonReporter", "LineReporter", "Reporter", "TerminalReporter", "make_reporter"]
+__all__ = [
+    "JsonReporter",
+    "LineReporter",
+    "Reporter",
+    "TerminalReporter",
+    "key_values",
+    "make_reporter",
+]
 
 _SECONDS_BETWEEN_LINES = 5.0
 _SECONDS_BETWEEN_JSON = 0.5  # read by programs, which may draw a bar of their own
