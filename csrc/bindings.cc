@@ -66,13 +66,14 @@ DurabilityLevel parse_durability(const std::string& name) {
 // Everything of one open pool, in the order of its layers.
 class CorePool {
  public:
-  CorePool(const std::string& path, const std::string& device, const std::string& durability, bool read_only, bool trust_after_reboot,
+  CorePool(const std::string& path, const std::string& device, const std::string& durability, bool read_only, bool unlocked, bool trust_after_reboot,
            bool force_fsdax, bool sparse)
-      : store_(OpenOptions{path, device, parse_durability(durability), read_only, trust_after_reboot, force_fsdax, sparse}),
+      : store_(OpenOptions{path, device, parse_durability(durability), read_only, unlocked, trust_after_reboot, force_fsdax, sparse}),
         undo_(store_), dense_(store_) {}
 
   Store& store() { return store_; }
   DenseLog& dense() { return dense_; }
+  std::optional<Generation> evidence() const { return store_.slot() ? dense_.newest_valid(*store_.slot()) : std::nullopt; }
   Engine& engine() {
     if (!engine_) fail(ErrorKind::kPool, "pool '", store_.path(), "' is closed or was not started");
     return *engine_;
@@ -295,10 +296,10 @@ void bind_pool(nb::module_& m) {
       .def_prop_ro("is_announced", [](const Lookup& self) { return self.step != nullptr; })
       .def_prop_ro("is_filtered", [](const Lookup& self) { return self.batch().is_filtered; });
   nb::class_<CorePool> pool(m, "Pool", "One open pool: files, logs, engine. Private; use trainingcxl.Pool.");
-  pool.def("__init__", [](CorePool* self, const std::string& path, const std::string& device, const std::string& durability, bool read_only, bool trust_after_reboot, bool force_fsdax, bool sparse) {
+  pool.def("__init__", [](CorePool* self, const std::string& path, const std::string& device, const std::string& durability, bool read_only, bool unlocked, bool trust_after_reboot, bool force_fsdax, bool sparse) {
     nb::gil_scoped_release released;
-    new (self) CorePool(path, device, durability, read_only, trust_after_reboot, force_fsdax, sparse);
-  }, "path"_a, "device"_a, "durability"_a, "read_only"_a, "trust_after_reboot"_a, "force_fsdax"_a, "sparse"_a);
+    new (self) CorePool(path, device, durability, read_only, unlocked, trust_after_reboot, force_fsdax, sparse);
+  }, "path"_a, "device"_a, "durability"_a, "read_only"_a, "unlocked"_a, "trust_after_reboot"_a, "force_fsdax"_a, "sparse"_a);
   pool.def("recover", [](CorePool& self, bool exact) {
     RecoveryReport report;
     {
@@ -334,6 +335,26 @@ void bind_pool(nb::module_& m) {
     if (!self.dense().newest()) return nb::none();
     const std::string resume = self.dense().read_resume(*self.dense().newest());
     return nb::bytes(resume.data(), resume.size());
+  });
+  // The three below look at the bytes alone: they serve `inspect`, which never recovers.
+  pool.def("newest_dense_batch", [](CorePool& self) -> std::optional<uint64_t> {
+    const auto generation = self.evidence();
+    return generation ? std::optional(generation->header.batch) : std::nullopt;
+  });
+  pool.def("horizon_batches", [](CorePool& self) -> uint64_t {
+    const auto generation = self.evidence();
+    return generation ? self.store().slot()->batch - generation->header.batch : 0;
+  });
+  pool.def("log_bytes_live", [](CorePool& self) -> uint64_t {
+    const auto generation = self.evidence();
+    if (!generation) return 0;
+    const layout::Slot& slot = *self.store().slot();
+    UndoLog undo(self.store());
+    uint64_t bytes = 0;
+    for (uint64_t n = generation->header.batch + 1; n <= slot.batch + kLookaheadMax; ++n) {
+      if (const auto descriptor = undo.find(n, slot.life)) bytes += descriptor->bytes;
+    }
+    return bytes;
   });
   pool.def("add_table", &add_table, "name"_a, "rows"_a, "dim"_a, "optimizer"_a, "seed"_a, "key"_a, "scale"_a);
   pool.def("initialize_rows", &initialize, "table"_a, "begin"_a, "end"_a);

@@ -49,8 +49,6 @@ Current& current() {
   return value;
 }
 
-const internal::KernelTable& kernels() { return *current().kernels; }
-
 internal::RowLookups pointers(const TableLookups& lookups) {
   return {
       .rows = lookups.rows.data(),
@@ -80,6 +78,8 @@ constexpr uint64_t kPlainFloats = 0x1f80;  // round to nearest, denormals kept, 
 
 }  // namespace
 
+const internal::KernelTable& internal::current_kernels() { return *current().kernels; }
+
 Isa best_isa() {
   if (is_usable(Isa::kAvx512)) return Isa::kAvx512;
   return is_usable(Isa::kAvx2) ? Isa::kAvx2 : Isa::kScalar;
@@ -105,12 +105,12 @@ const char* isa_name(Isa isa) {
 
 void lookup(const TableView& table, const FeatureBags& bags, int64_t bag_begin, int64_t bag_end, float* out,
             int64_t out_stride) {
-  kernels().lookup(table, bags, bag_begin, bag_end, out, out_stride);
+  internal::current_kernels().lookup(table, bags, bag_begin, bag_end, out, out_stride);
 }
 
 void per_sample_weight_grad(const TableView& table, const FeatureBags& bags, int64_t bag_begin, int64_t bag_end,
                             const float* grad, int64_t grad_stride, float* weight_grad) {
-  kernels().per_sample_weight_grad(table, bags, bag_begin, bag_end, grad, grad_stride, weight_grad);
+  internal::current_kernels().per_sample_weight_grad(table, bags, bag_begin, bag_end, grad, grad_stride, weight_grad);
 }
 
 uint32_t record_crc(const RecordColumns& columns, const TableView& table, uint64_t index) {
@@ -123,23 +123,23 @@ uint32_t record_crc(const RecordColumns& columns, const TableView& table, uint64
 
 void copy_rows_to_log(const TableView& table, const uint64_t* rows, const uint32_t* record_index, uint64_t first,
                       uint64_t count, const RecordColumns& log, FlushFunction flush) {
-  kernels().copy_rows_to_log(table, rows, record_index, first, count, log, flush);
+  internal::current_kernels().copy_rows_to_log(table, rows, record_index, first, count, log, flush);
 }
 
 void update_rows(const UpdateJob& job, uint64_t row_begin, uint64_t row_end) {
-  kernels().update_rows(job, pointers(*job.lookups), row_begin, row_end);
+  internal::current_kernels().update_rows(job, pointers(*job.lookups), row_begin, row_end);
 }
 
 void row_grad_norm_sq(const TableLookups& lookups, const float* grad, int64_t dim, uint64_t row_begin,
                       uint64_t row_end, double* row_norm_sq) {
-  kernels().row_grad_norm_sq(pointers(lookups), grad, dim, row_begin, row_end, row_norm_sq);
+  internal::current_kernels().row_grad_norm_sq(pointers(lookups), grad, dim, row_begin, row_end, row_norm_sq);
 }
 
-bool has_non_finite(const float* values, uint64_t n) { return kernels().has_non_finite(values, n); }
+bool has_non_finite(const float* values, uint64_t n) { return internal::current_kernels().has_non_finite(values, n); }
 
 void initialize_rows(float* weight, int64_t dim, uint64_t row_begin, uint64_t row_end, uint64_t seed,
                      uint64_t table_key, float scale) {
-  kernels().initialize_rows(weight, dim, row_begin, row_end, seed, table_key, scale);
+  internal::current_kernels().initialize_rows(weight, dim, row_begin, row_end, seed, table_key, scale);
 }
 
 FloatMode::FloatMode() : saved_(float_control()) { set_float_control(kPlainFloats); }

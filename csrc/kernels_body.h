@@ -7,6 +7,7 @@
 
 #include "kernels_body_log.h"
 #include "kernels_body_lookup.h"
+#include "kernels_body_sort.h"
 #include "kernels_body_update.h"
 #include "kernels_internal.h"
 
@@ -57,6 +58,9 @@ constexpr internal::KernelTable kKernels = {
     .row_grad_norm_sq = row_grad_norm_sq_kernel,
     .has_non_finite = has_non_finite_kernel,
     .initialize_rows = initialize_rows_kernel,
+    .sort_keys = sort_keys_kernel,
+    .count_rows = count_rows_kernel,
+    .find_rows = find_rows_kernel,
 };
 
 }  // namespace

@@ -16,6 +16,16 @@ struct RowLookups {
   const TableLookups::Wide* wide = nullptr;   // nullptr when packed
 };
 
+// How to sort `n` keys of rows below `table_rows` (kernels_body_sort.h).
+struct SortPlan {
+  int leading_bits = 0;  // > 0: first split into 2^leading_bits parts
+  int passes = 0;        // then passes of `bits` bits each, the least significant first
+  int bits = 0;
+  bool is_few_rows = false;
+  bool starts_in_spare = false;
+  uint64_t num_counts = 0;
+};
+
 struct KernelTable {
   void (*lookup)(const TableView& table, const FeatureBags& bags, int64_t bag_begin, int64_t bag_end, float* out,
                  int64_t out_stride);
@@ -30,12 +40,18 @@ struct KernelTable {
   bool (*has_non_finite)(const float* values, uint64_t n);
   void (*initialize_rows)(float* weight, int64_t dim, uint64_t row_begin, uint64_t row_end, uint64_t seed,
                           uint64_t table_key, float scale);
+  void (*sort_keys)(const SortPlan& plan, uint64_t* keys, uint64_t* spare, uint64_t* part, uint64_t n, uint32_t* counts);
+  uint64_t (*count_rows)(const uint64_t* keys, uint64_t n);
+  void (*find_rows)(const uint64_t* keys, uint64_t n, uint64_t count, uint64_t* rows, uint64_t* begin);
 };
 
 // nullptr where the compiler does not target that ISA.
 const KernelTable* scalar_kernels();
 const KernelTable* avx2_kernels();
 const KernelTable* avx512_kernels();
+
+// The table in use (kernels.cc).
+const KernelTable& current_kernels();
 
 // The CPU has SSE4.2's crc32 instruction; crc32c_sse42 may then be called. Defined in crc32c_sse42.cc.
 bool has_crc32_instruction();

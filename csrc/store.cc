@@ -70,6 +70,7 @@ Store::~Store() {
 }
 
 void Store::take_lock() {
+  if (options_.unlocked) return;
   lock_fd_ = lock_pool(options_.path, !options_.read_only);
   close_in_children(lock_fd_.get());
   if (!options_.read_only) sign_lock(lock_fd_);
@@ -396,7 +397,7 @@ void Store::check_session() {
   was_clean_ = valid && s->clean == 1;
   const bool same_boot = valid && boot_id() == std::string(s->boot_id, ::strnlen(s->boot_id, sizeof s->boot_id));
   if (was_created_ || was_clean_ || same_boot || durability_ != DurabilityLevel::kProcess || !slot_) return;
-  if (options_.trust_after_reboot) return;
+  if (options_.trust_after_reboot || options_.unlocked) return;
   fail(ErrorKind::kRecovery, "the machine restarted while pool '", options_.path, "' was open, and its durability is 'process'",
        valid ? "" : " (its session record is damaged)",
        "\n  state: rows may be torn or old; nothing was changed\n  do:    if the machine was shut down in order (no power loss), open with "

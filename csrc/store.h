@@ -20,6 +20,7 @@ struct OpenOptions {
   std::string device;  // "/dev/daxX.Y" or empty
   DurabilityLevel durability = DurabilityLevel::kProcess;
   bool read_only = false;
+  bool unlocked = false;  // with read_only: the head only, while a trainer may run (inspect)
   bool trust_after_reboot = false;
   bool force_fsdax = false;  // tests: the DAX code path on tmpfs
   bool sparse = false;       // tests: files with holes

@@ -3,34 +3,104 @@
 #include <bit>
 
 #include "kernels.h"
+#include "kernels_internal.h"
 
 namespace tcxl {
 namespace {
 
-constexpr int kDigitBitsMax = 11;
-
 using Wide = TableLookups::Wide;
+using internal::SortPlan;
 
-uint64_t row_of(uint64_t packed) { return packed >> 32; }
-uint64_t row_of(const Wide& wide) { return wide.row; }
+constexpr uint64_t kLowBits = 0xffffffffu;
 
-// Digits of a radix sort of rows below `table_rows`.
-struct Digits {
-  int passes = 0;
-  int bits = 0;
-  explicit Digits(uint64_t table_rows) {
-    const int row_bits = table_rows > 1 ? static_cast<int>(std::bit_width(table_rows - 1)) : 0;
-    passes = (row_bits + kDigitBitsMax - 1) / kDigitBitsMax;
-    if (passes > 0) bits = (row_bits + passes - 1) / passes;
-  }
-  uint64_t buckets() const { return uint64_t{1} << bits; }
-  uint64_t digit(uint64_t row, int pass) const { return row >> (pass * bits) & (buckets() - 1); }
+// Sorting passes per thread and not per table: what one table leaves in the cache serves the next.
+struct Scratch {
+  std::vector<uint64_t> keys, spare, part;
+  std::vector<Wide> wide;
+  std::vector<uint32_t> counts;
 };
+thread_local Scratch scratch;
 
-// Lookups of a batch in lookup order: emit(row, grad_offset, coefficient).
-template <typename Emit>
-void for_each_lookup(const FeatureBags* features, size_t num_features, int64_t num_bags, int64_t grad_stride,
-                     const Emit& emit) {
+template <typename T>
+void grow(std::vector<T>& buffer, uint64_t size) {
+  if (buffer.size() < size) buffer.resize(size);
+}
+
+SortPlan plan_sort(uint64_t n, uint64_t table_rows) {
+  constexpr int kDigitBitsMax = 11;        // of a short input
+  constexpr int kFewBitsMax = 8;           // at most this many: sort_few_rows
+  constexpr uint64_t kShortMax = 8192;     // keys that are sorted in one go
+  constexpr uint64_t kPartKeys = 4096;     // keys of a part: two arrays of them fit the first-level cache
+  constexpr int kPartDigitBitsMax = 8;
+  const int row_bits = table_rows > 1 ? static_cast<int>(std::bit_width(table_rows - 1)) : 0;
+  SortPlan plan;
+  if (row_bits == 0) return plan;
+  int rest = row_bits, digit_max = kDigitBitsMax;
+  if (row_bits > kDigitBitsMax && n > kShortMax) {
+    rest = row_bits - std::min(static_cast<int>(std::bit_width(n / kPartKeys)), kPartDigitBitsMax);
+    digit_max = kPartDigitBitsMax;
+  }
+  plan.passes = (rest + digit_max - 1) / digit_max;
+  plan.bits = (rest + plan.passes - 1) / plan.passes;
+  plan.leading_bits = std::max(0, row_bits - plan.passes * plan.bits);
+  plan.is_few_rows = row_bits <= kFewBitsMax;
+  plan.starts_in_spare = plan.leading_bits == 0 && plan.passes % 2 == 1;
+  plan.num_counts = (uint64_t{1} << plan.leading_bits) +
+                    static_cast<uint64_t>(plan.is_few_rows ? 4 : plan.passes) * (uint64_t{1} << plan.bits);
+  return plan;
+}
+
+// Calls fill(keys) to write `n` keys where the sort wants them, then sorts them into `sorted`.
+template <typename Fill>
+void sort_keys(uint64_t n, uint64_t table_rows, std::vector<uint64_t>& sorted, const Fill& fill) {
+  const SortPlan plan = plan_sort(n, table_rows);
+  sorted.resize(n);
+  grow(scratch.spare, n);
+  if (plan.leading_bits > 0) grow(scratch.part, n);
+  grow(scratch.counts, plan.num_counts);
+  fill(plan.starts_in_spare ? scratch.spare.data() : sorted.data());
+  internal::current_kernels().sort_keys(plan, sorted.data(), scratch.spare.data(), scratch.part.data(), n,
+                                        scratch.counts.data());
+}
+
+void find_rows(const std::vector<uint64_t>& keys, std::vector<uint64_t>& rows, std::vector<uint64_t>& begin) {
+  const internal::KernelTable& kernels = internal::current_kernels();
+  const uint64_t count = kernels.count_rows(keys.data(), keys.size());
+  rows.resize(count);
+  begin.resize(count + 1);
+  kernels.find_rows(keys.data(), keys.size(), count, rows.data(), begin.data());
+  begin[count] = keys.size();
+}
+
+void find_wide_rows(const std::vector<Wide>& wide, std::vector<uint64_t>& rows, std::vector<uint64_t>& begin) {
+  rows.clear();
+  begin.clear();
+  for (uint64_t i = 0; i < wide.size(); ++i) {
+    if (i > 0 && wide[i].row == wide[i - 1].row) continue;
+    rows.push_back(wide[i].row);
+    begin.push_back(i);
+  }
+  begin.push_back(wide.size());
+}
+
+// Packed keys in lookup order: row << 32 | grad_offset.
+void fill_packed(const FeatureBags* features, size_t num_features, int64_t num_bags, int64_t grad_stride,
+                 uint64_t* keys) {
+  for (size_t f = 0; f < num_features; ++f) {
+    const FeatureBags& bags = features[f];
+    const int64_t* ids = bags.ids + bags.offsets[0];
+    auto offset = static_cast<uint64_t>(bags.column);
+    for (int64_t b = 0; b < num_bags; ++b, offset += static_cast<uint64_t>(grad_stride)) {
+      int64_t left = bags.offsets[b + 1] - bags.offsets[b];
+      for (; left >= 4; left -= 4, ids += 4, keys += 4) {
+        for (int k = 0; k < 4; ++k) keys[k] = static_cast<uint64_t>(ids[k]) << 32 | offset;
+      }
+      for (; left > 0; --left) *keys++ = static_cast<uint64_t>(*ids++) << 32 | offset;
+    }
+  }
+}
+
+void fill_wide(const FeatureBags* features, size_t num_features, int64_t num_bags, int64_t grad_stride, Wide* wide) {
   for (size_t f = 0; f < num_features; ++f) {
     const FeatureBags& bags = features[f];
     for (int64_t b = 0; b < num_bags; ++b) {
@@ -39,86 +109,57 @@ void for_each_lookup(const FeatureBags* features, size_t num_features, int64_t n
       const float length = bags.pooling == Pooling::kMean ? static_cast<float>(end - begin) : 1.0f;
       for (int64_t i = begin; i < end; ++i) {
         const float weight = bags.weights != nullptr ? bags.weights[i] : 1.0f;
-        emit(static_cast<uint64_t>(bags.ids[i]), grad_offset, weight / length);
+        *wide++ = {static_cast<uint64_t>(bags.ids[i]), grad_offset, weight / length, 0};
       }
     }
   }
 }
 
-// Stable sort by row, least significant digit first. `counts` holds the histogram of every pass.
-template <typename Entry>
-void radix_sort(const Digits& digits, std::vector<uint32_t>& counts, std::vector<Entry>& entries,
-                std::vector<Entry>& scratch) {
-  scratch.resize(entries.size());
-  for (int pass = 0; pass < digits.passes; ++pass) {
-    uint32_t* next = counts.data() + static_cast<uint64_t>(pass) * digits.buckets();
-    uint32_t sum = 0;
-    for (uint64_t k = 0; k < digits.buckets(); ++k) {
-      const uint32_t count = next[k];
-      next[k] = sum;
-      sum += count;
-    }
-    for (const Entry& entry : entries) scratch[next[digits.digit(row_of(entry), pass)]++] = entry;
-    entries.swap(scratch);
-  }
-}
-
-template <typename Entry>
-void find_rows(const std::vector<Entry>& entries, std::vector<uint64_t>& rows, std::vector<uint64_t>& begin) {
-  const uint64_t n = entries.size();
-  uint64_t distinct = n > 0 ? 1 : 0;
-  for (uint64_t i = 1; i < n; ++i) distinct += row_of(entries[i]) != row_of(entries[i - 1]);
-  rows.resize(distinct);
-  begin.resize(distinct + 1);
-  uint64_t r = 0;
-  for (uint64_t i = 0; i < n; ++i) {  // no branch: the last store to rows[r] and the first to begin[r] hold
-    const bool is_first = i == 0 || row_of(entries[i]) != row_of(entries[i - 1]);
-    r += is_first && i > 0;
-    rows[r] = row_of(entries[i]);
-    if (is_first) begin[r] = i;
-  }
-  begin[distinct] = n;
+// Sorts scratch.wide[0 .. n) into `wide` by sorting (row, place) keys: moving keys is cheaper. Rows of more than
+// 32 bits take two sorts, which are stable: first by the low bits, then by the high ones.
+void sort_wide(uint64_t n, uint64_t table_rows, std::vector<Wide>& wide) {
+  const Wide* unsorted = scratch.wide.data();
+  std::vector<uint64_t>& keys = scratch.keys;
+  sort_keys(n, std::min(table_rows, kLowBits + 1), keys, [&](uint64_t* out) {
+    for (uint64_t i = 0; i < n; ++i) out[i] = unsorted[i].row << 32 | i;
+  });
+  wide.resize(n);
+  for (uint64_t i = 0; i < n; ++i) wide[i] = unsorted[keys[i] & kLowBits];
+  if (table_rows <= kLowBits + 1) return;
+  std::copy(wide.begin(), wide.end(), scratch.wide.begin());
+  sort_keys(n, ((table_rows - 1) >> 32) + 1, keys, [&](uint64_t* out) {
+    for (uint64_t i = 0; i < n; ++i) out[i] = (unsorted[i].row & ~kLowBits) | i;
+  });
+  for (uint64_t i = 0; i < n; ++i) wide[i] = unsorted[keys[i] & kLowBits];
 }
 
 }  // namespace
 
 void TableLookups::build(const FeatureBags* features, size_t num_features, int64_t num_bags, int64_t grad_stride,
                          uint64_t table_rows) {
-  uint64_t num_lookups = 0;
+  uint64_t n = 0;
   int64_t column_max = 0;
-  is_wide = table_rows > uint64_t{1} << 32;
+  is_wide = table_rows > kLowBits + 1;
   for (size_t f = 0; f < num_features; ++f) {
-    num_lookups += static_cast<uint64_t>(features[f].offsets[num_bags] - features[f].offsets[0]);
+    n += static_cast<uint64_t>(features[f].offsets[num_bags] - features[f].offsets[0]);
     column_max = std::max(column_max, features[f].column);
     is_wide |= features[f].weights != nullptr || features[f].pooling == Pooling::kMean;
   }
   const int64_t last_bag = std::max<int64_t>(num_bags - 1, 0);
-  is_wide |= static_cast<uint64_t>(last_bag * grad_stride + column_max) >> 32 != 0;
-
-  const Digits digits(table_rows);
-  histogram_.assign(static_cast<uint64_t>(digits.passes) * digits.buckets(), 0);
-  const auto count = [&](uint64_t row) {
-    for (int pass = 0; pass < digits.passes; ++pass) {
-      ++histogram_[static_cast<uint64_t>(pass) * digits.buckets() + digits.digit(row, pass)];
-    }
-  };
-  uint64_t i = 0;
-  if (is_wide) {
-    wide.resize(num_lookups);
-    for_each_lookup(features, num_features, num_bags, grad_stride, [&](uint64_t row, uint64_t offset, float factor) {
-      count(row);
-      wide[i++] = {row, offset, factor, 0};
-    });
-    radix_sort(digits, histogram_, wide, wide_scratch_);
-    find_rows(wide, rows, begin);
-  } else {
-    packed.resize(num_lookups);
-    for_each_lookup(features, num_features, num_bags, grad_stride, [&](uint64_t row, uint64_t offset, float) {
-      count(row);
-      packed[i++] = row << 32 | offset;
-    });
-    radix_sort(digits, histogram_, packed, packed_scratch_);
+  is_wide |= static_cast<uint64_t>(last_bag * grad_stride + column_max) > kLowBits;
+  if (!is_wide) {
+    sort_keys(n, table_rows, packed,
+              [&](uint64_t* keys) { fill_packed(features, num_features, num_bags, grad_stride, keys); });
     find_rows(packed, rows, begin);
+    return;
+  }
+  grow(scratch.wide, n);
+  fill_wide(features, num_features, num_bags, grad_stride, scratch.wide.data());
+  sort_wide(n, table_rows, wide);
+  if (table_rows <= kLowBits + 1) {
+    find_rows(scratch.keys, rows, begin);
+  } else {
+    find_wide_rows(wide, rows, begin);
   }
 }
 

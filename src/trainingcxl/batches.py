@@ -1,0 +1,130 @@
+"""The batches of one epoch from where the last commit left off, one fetched ahead so that it can be announced.
+
+Position counts batches *consumed* by commits. Three kinds of loader:
+  - with `seek(epoch, batch)` (ours): a pure function of the position, nothing to save;
+  - with `state_dict`/`load_state_dict` (torchdata's StatefulDataLoader): the state after the last consumed batch;
+  - any other iterable: its generators are put back to the start of the epoch and the batches are skipped.
+"""
+
+import base64
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainingcxl.rng import get_rng_state, set_rng_state
+from trainingcxl.state import encode_tree, decode_tree
+
+__all__ = ["BatchFeed", "Fetched"]
+
+
+@dataclass(slots=True)
+class Fetched:
+    """One batch, with what has to be recorded once it is consumed."""
+
+    batch: Any
+    step_id: int
+    """Id of its announced step; 0: not announced."""
+    loader_state: Any
+    """JSON data; None for loaders that need none."""
+
+
+class BatchFeed:
+    """Iterates one epoch.
+
+    Args:
+        loader: See the module's text.
+        epoch: The epoch.
+        consumed: Batches of this epoch that commits have already consumed.
+        loader_state: What was recorded with the last of them.
+        epoch_rng: Generators at the start of this epoch, for loaders that can only be skipped.
+        announce: Hands a batch to the engine; returns the id of its step.
+        lookahead: Batches fetched ahead of the one in use.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        *,
+        epoch: int,
+        consumed: int,
+        loader_state: Any,
+        epoch_rng: dict[str, Any] | None,
+        announce: Callable[[Any], int],
+        lookahead: int,
+    ) -> None:
+        self._announce = announce
+        self._lookahead = lookahead
+        self._ahead: deque[Fetched] = deque()
+        self._loader = loader
+        self._is_stateful = not hasattr(loader, "seek") and hasattr(loader, "load_state_dict")
+        self._is_done = False
+        self.epoch_rng: dict[str, Any] | None = None
+        if hasattr(loader, "seek"):
+            loader.seek(epoch, consumed)
+            self._iterator = iter(loader)
+        elif consumed == 0:
+            self.epoch_rng = None if self._is_stateful else self._epoch_start()
+            self._iterator = iter(loader)
+        else:
+            self._resume(loader, consumed, loader_state, epoch_rng)
+
+    def _epoch_start(self) -> dict[str, Any]:
+        state = get_rng_state()
+        generator = getattr(self._loader, "generator", None)
+        if isinstance(generator, torch.Generator):
+            state["loader"] = base64.b64encode(generator.get_state().numpy().tobytes()).decode()
+        return state
+
+    def _resume(
+        self, loader: Any, consumed: int, loader_state: Any, epoch_rng: dict[str, Any] | None
+    ) -> None:
+        """Brings the loader to where it was, then the generators: fetching ahead may have drawn from them."""
+        now = get_rng_state()
+        if self._is_stateful:
+            if loader_state is None:
+                warnings.warn("the loader's state was not recorded; this epoch starts again from its first batch", stacklevel=4)
+            else:
+                loader.load_state_dict(decode_tree(loader_state, []))
+            self._iterator = iter(loader)
+        else:
+            self.epoch_rng = epoch_rng
+            if epoch_rng is not None:
+                set_rng_state(epoch_rng)
+                generator = getattr(loader, "generator", None)
+                if "loader" in epoch_rng and isinstance(generator, torch.Generator):
+                    raw = bytearray(base64.b64decode(epoch_rng["loader"]))
+                    generator.set_state(torch.frombuffer(raw, dtype=torch.uint8))
+            self._iterator = iter(loader)
+            started = time.perf_counter()
+            for _ in range(consumed):
+                if next(self._iterator, None) is None:
+                    break
+            warnings.warn(
+                f"this loader has no state_dict: {consumed} batches were fetched again and skipped "
+                f"({time.perf_counter() - started:.1f} s); trainingcxl.data.BatchLoader or a stateful loader seeks instead",
+                stacklevel=4,
+            )
+        self._fill(self._lookahead)
+        set_rng_state(now)
+
+    def _fill(self, count: int) -> None:
+        while len(self._ahead) < count and not self._is_done:
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                self._is_done = True
+                return
+            state = encode_tree(self._loader.state_dict(), None, "the loader's state") if self._is_stateful else None  # type: ignore[attr-defined]
+            self._ahead.append(Fetched(batch, self._announce(batch), state))
+
+    def __iter__(self) -> Iterator[Fetched]:
+        while True:
+            self._fill(self._lookahead + 1)
+            if not self._ahead:
+                return
+            yield self._ahead.popleft()

@@ -1,0 +1,425 @@
+"""FaultTolerantRun: step, commit, resume for the Python side of training (paper: failure tolerant training).
+
+Every commit makes the batch's rows and a resume record the new recovery point; the dense part is captured every
+`dense_every` batches and written in the background (paper: relaxed batch-aware checkpoint).
+"""
+
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainingcxl.batches import BatchFeed, Fetched
+from trainingcxl.errors import ConfigError, PoolError, RecoveryError
+from trainingcxl.pool import Pool
+from trainingcxl.resume import Recorded, changed_settings, environment, restore_dense, restore_optimizer_state
+from trainingcxl.rng import get_rng_state, set_rng_state
+from trainingcxl.state import BlobParts, encode_tree, json_bytes
+
+__all__ = ["FaultTolerantRun", "StepStats"]
+
+_log = logging.getLogger("trainingcxl")
+_DENSE_BUDGET = 0.02  # of the step's time, for capturing and writing the dense part
+_DENSE_EVERY_MAX = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepStats:
+    """Totals since the pool was opened; times in seconds."""
+
+    batches: int
+    lookups: int
+    rows: int
+    rows_handed_over: int
+    log_bytes: int
+    dense_bytes: int
+    unannounced_batches: int
+    lookup_s: float
+    update_s: float
+    flag_wait_s: float
+    log_inline_s: float
+    commit_s: float
+    dense_copy_s: float
+    dense_wait_s: float
+    background_s: float
+    step_s: float
+
+
+class FaultTolerantRun:
+    """Makes a training loop durable at every batch and resumes it exactly.
+
+    Args:
+        pool: The pool that the model's embedding modules use.
+        model: The model. Its parameters and buffers are the dense part; tables are in the pool.
+        dense_optimizer: Optimizer of the dense part, or None.
+        state: Further objects with state_dict()/load_state_dict(), by name: schedulers, scalers, counters.
+        settings: What must not change between runs (JSON data); compared on resume.
+        remarks: What may change (JSON data): kept in `pool.resume_record["volatile"]["remarks"]`, never compared.
+        dense_every: Capture the dense part every K batches; "auto" keeps its cost within 2 % of the step.
+        sparse_of: Features of a batch as the embedding module takes them, to announce them ahead.
+            Default: `batch.sparse`.
+        strict: Another torch, CPU or thread count than recorded is an error, not a warning.
+
+    Construct it after the model, before the loop: where the pool has a recovery point, everything is
+    restored here (model, optimizers, states, random generators, position).
+
+    Raises:
+        RecoveryError: The pool's state does not fit the model; names the entries.
+        ConfigError: A setting differs; names both values.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        model: nn.Module,
+        dense_optimizer: torch.optim.Optimizer | None = None,
+        *,
+        state: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        remarks: Mapping[str, Any] | None = None,
+        dense_every: int | str = "auto",
+        sparse_of: Callable[[Any], Any] | None = None,
+        strict: bool = False,
+    ) -> None:
+        if dense_every != "auto" and not (isinstance(dense_every, int) and 1 <= dense_every <= _DENSE_EVERY_MAX):
+            raise ValueError(f"dense_every is {dense_every!r}, expected 'auto' or 1 to {_DENSE_EVERY_MAX}")
+        self.pool = pool
+        self.model = model
+        self.dense_optimizer = dense_optimizer
+        self.epoch = 0
+        self.batch = 0
+        self.finished = False
+        self.notices: list[str] = []
+        self._state = dict(state or {})
+        self._settings = dict(settings or {})
+        self._remarks = dict(remarks or {})
+        self._is_auto = dense_every == "auto"
+        self._dense_every = 1 if dense_every == "auto" else int(dense_every)
+        self._sparse_of = sparse_of
+        self._strict = strict
+        self._core = pool.core
+        self._table_names = list(pool.tables)
+        self._recorded = Recorded()
+        self._target_epochs: int | None = None
+        self._through = 0
+        self._current: Fetched | None = None
+        self._pending_batches = 0
+        self._grad_scale = 1.0
+        self._is_dense_ahead = False  # the dense optimizer has stepped beyond the committed batch
+        self._step_seconds = 0.0
+        self._last_commit_at: float | None = None
+        self._captures = 0
+        if dense_optimizer is not None:
+            dense_optimizer.register_step_post_hook(self._mark_dense_ahead)
+        self._core.set_dense_every(self._dense_every)
+        if pool.is_new:
+            self._core.capture(self._record_bytes(), self._dense_parts().pieces())
+            pool.is_new = False
+        else:
+            self._restore()
+        pool.on_close(self.close)
+
+    # --- where the run stands -------------------------------------------------------------------------
+
+    @property
+    def committed_batch(self) -> int:
+        """Commits so far: what survives the end of the process."""
+        return self.pool.committed_batch
+
+    @property
+    def durable_batch(self) -> int | None:
+        """Newest batch known to survive a power loss; None where the medium or level promises none."""
+        return self.pool.durable_batch
+
+    @property
+    def dense_every(self) -> int:
+        """Batches between two dense generations at present."""
+        return self._dense_every
+
+    @property
+    def stats(self) -> StepStats:
+        """Where the time went since the pool was opened."""
+        raw = self._core.stats()
+        seconds = {name: 1e-9 * raw[name + "_ns"] for name in _TIMES}
+        background = ("background_log_ns", "background_sort_ns", "background_dense_ns")
+        return StepStats(
+            **{name: raw[name] for name in _COUNTS},
+            **{name + "_s": value for name, value in seconds.items()},
+            unannounced_batches=raw["unannounced"],
+            background_s=1e-9 * sum(raw[name] for name in background),
+            step_s=self._step_seconds,
+        )
+
+    # --- the loop -------------------------------------------------------------------------------------
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """Epochs that are still to be trained, up to `num_epochs` in all; a finished one is not entered again.
+
+        When the last one is over the run is marked finished. Leaving the loop by `break` does not mark it;
+        call `finish()` for that (early stopping).
+        """
+        if self.finished and self.epoch >= num_epochs:
+            self._notice(f"the run is complete: {self.epoch} epochs, batch {self.committed_batch}; nothing to do")
+            return
+        if self.finished and self._is_stopped_early():
+            self._notice(f"the run was finished early in epoch {self.epoch}; nothing to do")
+            return
+        self.finished = False
+        self._target_epochs = num_epochs
+        while self.epoch < num_epochs:
+            yield self.epoch
+            if self.finished:
+                return
+            self._end_epoch()
+        self.finish()
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Batches of the present epoch after the last committed one; announces the next while one is in use."""
+        feed = BatchFeed(
+            loader,
+            epoch=self.epoch,
+            consumed=self.batch,
+            loader_state=self._recorded.loader_state,
+            epoch_rng=self._recorded.epoch_rng,
+            announce=self._announce,
+            lookahead=1,
+        )
+        self._recorded.epoch_rng = feed.epoch_rng
+        self._last_commit_at = time.perf_counter()
+        try:
+            for fetched in feed:
+                self._current = fetched
+                self._through = fetched.step_id or self._through
+                self._pending_batches += 1
+                yield fetched.batch
+        finally:
+            self._current = None
+            self._pending_batches = 0
+            self._core.drop_announced()
+
+    def step(self, loss: Tensor) -> None:
+        """Backward, dense optimizer step, row update, commit; then clears the gradients.
+
+        Raises:
+            ValueError: The loss or a pooled gradient is not finite. The pool is unchanged; `skip()` goes on.
+        """
+        if not bool(torch.isfinite(loss.detach()).all()):
+            raise ValueError(
+                f"the loss of batch {self.committed_batch + 1} is {float(loss.detach())}\n"
+                "  state: the pool is unchanged\n  do:    run.skip() leaves the batch out"
+            )
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.commit()
+        self._zero_grad()
+
+    def commit(self, *, step_dense: bool = True) -> None:
+        """Makes everything since the last commit durable as one batch: dense step, rows, resume record.
+
+        For loops that call backward themselves: accumulation over several batches, clipping, an own dense step
+        (`step_dense=False`). Gradients of the dense part are left alone.
+
+        Raises:
+            ValueError: A pooled gradient is not finite. Nothing has changed.
+            PoolFull: The batch is larger than the pool's limits. Nothing has changed.
+        """
+        parts = self.pool.transaction.native_parts()
+        self._core.prepare(parts, self._through)
+        if step_dense and self.dense_optimizer is not None:
+            self.dense_optimizer.step()
+        self._commit_prepared()
+
+    def skip(self) -> None:
+        """Commits the batch without changing a row or the dense part: only the position moves on."""
+        if self._is_dense_ahead:
+            raise PoolError("the dense optimizer has already stepped; this batch can no longer be skipped")
+        self.pool.transaction.clear()
+        self._zero_grad()
+        self._core.prepare([], self._through)
+        self._commit_prepared()
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scales all gradients, of rows (summed per distinct row) and of the dense part, to a norm of at most max_norm.
+
+        Call between backward and commit. Returns the norm before, as torch.nn.utils.clip_grad_norm_ does.
+        """
+        self._core.prepare(self.pool.transaction.native_parts(), self._through)
+        squares = self._core.grad_norm_sq()
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        squares += sum(float(grad.detach().double().square().sum()) for grad in grads)
+        norm = math.sqrt(squares)
+        scale = min(1.0, max_norm / (norm + 1e-6))
+        if scale < 1.0:
+            for grad in grads:
+                grad.mul_(scale)
+        self._grad_scale = scale
+        return norm
+
+    def sync(self) -> None:
+        """Blocks until the dense part of the committed batch is written and, where the medium can, all is durable."""
+        self._write_generation()
+        self.pool.sync()
+
+    def finish(self) -> None:
+        """Marks the run finished at the committed batch, with a dense generation of that batch."""
+        self.finished = True
+        self._write_generation(force=True)
+
+    def close(self) -> None:
+        """Writes the dense generation of the committed batch, so that resume has nothing to do again."""
+        if self._is_dense_ahead or self.pool.transaction.has_forward:
+            return  # in the middle of a step the dense part is not that of the committed batch
+        self._core.drop_announced()
+        self._write_generation()
+
+    # --- inside ---------------------------------------------------------------------------------------
+
+    def _announce(self, batch: Any) -> int:
+        collections = self.pool.transaction.collections
+        features = self._sparse_of(batch) if self._sparse_of is not None else getattr(batch, "sparse", None)
+        if features is None or not collections:
+            return 0
+        try:
+            if len(collections) == 1:
+                inputs = [collections[0].group_input(features)]
+            else:
+                inputs = [module.group_input(features[module]) for module in collections if module in features]
+            return int(self._core.announce(inputs))
+        except (IndexError, ValueError, TypeError, KeyError):
+            return 0  # the lookup itself raises it, at the batch that has it
+
+    def _commit_prepared(self) -> None:
+        batch = self.batch + self._pending_batches
+        before = self.batch, self._recorded.loader_state
+        self.batch = batch
+        if self._current is not None:
+            self._recorded.loader_state = self._current.loader_state
+        try:
+            settings = self.pool.transaction.row_settings(self._table_names)
+            self._core.commit(settings, self._grad_scale, self._record_bytes())
+        except BaseException:
+            self.batch, self._recorded.loader_state = before
+            raise
+        self._pending_batches = 0
+        self._grad_scale = 1.0
+        self._is_dense_ahead = False
+        self.pool.transaction.clear()
+        for collection in self.pool.transaction.collections:
+            collection.optimizer.step()  # type: ignore[attr-defined]
+        self._count_time()
+        if self._core.is_dense_due():
+            self._capture()
+
+    def _zero_grad(self) -> None:
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.zero_grad(set_to_none=True)
+        else:
+            self.model.zero_grad(set_to_none=True)
+
+    def _mark_dense_ahead(self, *_: Any) -> None:
+        self._is_dense_ahead = True
+
+    def _count_time(self) -> None:
+        now = time.perf_counter()
+        if self._last_commit_at is not None:
+            self._step_seconds += now - self._last_commit_at
+        self._last_commit_at = now
+
+    def _capture(self) -> None:
+        self._core.capture(self._record_bytes(), self._dense_parts().pieces())
+        self._captures += 1
+        if not self._is_auto or self._captures < 3:
+            return
+        raw = self._core.stats()
+        cost = 1e-9 * (raw["dense_copy_ns"] + raw["background_dense_ns"]) / self._captures
+        step = self._step_seconds / max(1, raw["batches"])
+        wanted = min(max(math.ceil(cost / (_DENSE_BUDGET * step)), 1), _DENSE_EVERY_MAX)
+        if not 0.8 <= wanted / self._dense_every <= 1.25:  # noise is no reason to change
+            self._dense_every = wanted
+            self._core.set_dense_every(wanted)
+
+    def _write_generation(self, *, force: bool = False) -> None:
+        if self._is_dense_ahead:
+            raise PoolError("the dense optimizer has stepped beyond the committed batch\n  do:    commit first")
+        self._core.wait_dense()
+        if force or self._core.dense_batch != self.committed_batch:
+            self._core.capture(self._record_bytes(), self._dense_parts().pieces())
+            self._core.wait_dense()
+            self._core.commit_record(self._record_bytes())
+
+    def _end_epoch(self) -> None:
+        self.epoch += 1
+        self.batch = 0
+        self._recorded = Recorded()
+        self._write_generation(force=True)
+
+    def _is_stopped_early(self) -> bool:
+        return self._recorded.target_epochs is not None and self.epoch < self._recorded.target_epochs
+
+    def _dense_parts(self) -> BlobParts:
+        tree: dict[str, Any] = {"model": self.model.state_dict()}
+        if self.dense_optimizer is not None:
+            tree["optimizer"] = self.dense_optimizer.state_dict()
+        tree["state"] = {name: item.state_dict() for name, item in self._state.items()}
+        return BlobParts(tree)
+
+    def _record_bytes(self) -> bytes:
+        plain = {}
+        for name, item in self._state.items():
+            try:
+                plain[name] = encode_tree(item.state_dict(), None)
+            except TypeError:
+                continue  # holds tensors: the dense generation has it
+        record = {
+            "format": 1,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "finished": self.finished,
+            "target_epochs": self._target_epochs if self.finished else None,
+            "rng": get_rng_state(),
+            "epoch_rng": self._recorded.epoch_rng,
+            "loader": self._recorded.loader_state,
+            "state": plain,
+            "rows": {
+                name: encode_tree(module.optimizer.state_dict()["param_groups"], None)  # type: ignore[attr-defined]
+                for module in self.pool.transaction.collections
+                for name in module.table_names[:1]
+            },
+            "settings": self._settings,
+            "volatile": {**environment(), "remarks": self._remarks},
+        }
+        return json_bytes(record)
+
+    def _restore(self) -> None:
+        record = self.pool.resume_record
+        assert record is not None
+        differences = changed_settings(self._settings, record.get("settings", {}))
+        if differences:
+            raise ConfigError("\n".join([f"pool '{self.pool.path}' was trained with other settings", *differences]))
+        for text in restore_dense(self.pool, self.model, self.dense_optimizer, self._state, record):
+            self._notice(text)
+        for text in restore_optimizer_state(self.pool.transaction.collections, record.get("rows", {})):
+            self._notice(text)
+        here, there = environment(), record.get("volatile", {})
+        for name in here:
+            if name in there and here[name] != there[name]:
+                text = f"{name} is {here[name]}, the pool was trained with {there[name]}: the last bits may differ"
+                if self._strict:
+                    raise RecoveryError(text + "\n  do:    use the recorded one, or strict=False")
+                self._notice(text)
+        self.epoch, self.batch, self.finished = record["epoch"], record["batch"], record["finished"]
+        self._recorded = Recorded(record["loader"], record["epoch_rng"], record["target_epochs"])
+        set_rng_state(record["rng"])
+        self._core.wait_dense()
+
+    def _notice(self, text: str) -> None:
+        self.notices.append(text)
+        _log.warning(text)
+
+
+_COUNTS = ("batches", "lookups", "rows", "rows_handed_over", "log_bytes", "dense_bytes")
+_TIMES = ("lookup", "update", "flag_wait", "log_inline", "commit", "dense_copy", "dense_wait")

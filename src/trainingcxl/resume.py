@@ -1,0 +1,118 @@
+"""Restoring the Python side of a run from a pool's recovery point, and saying what does not fit."""
+
+import platform
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainingcxl.errors import RecoveryError
+from trainingcxl.pool import Pool
+from trainingcxl.state import decode_blob, decode_tree
+
+__all__ = ["Recorded", "changed_settings", "environment", "restore_dense", "restore_optimizer_state"]
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What the resume record carries for loaders without a seek."""
+
+    loader_state: Any = None
+    epoch_rng: dict[str, Any] | None = None
+    target_epochs: int | None = None
+
+
+def environment() -> dict[str, Any]:
+    """What the dense part's bits depend on besides its inputs (protocol section 7)."""
+    return {
+        "torch": torch.__version__,
+        "dense_threads": torch.get_num_threads(),
+        "machine": platform.machine(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def changed_settings(mine: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
+    """One line for each setting that differs."""
+    lines = []
+    for name in sorted({*mine, *recorded}):
+        if mine.get(name) != recorded.get(name):
+            lines.append(f"  {name}: the pool has {recorded.get(name)!r}, this run has {mine.get(name)!r}")
+    return lines
+
+
+def restore_dense(
+    pool: Pool,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    state: Mapping[str, Any],
+    record: Mapping[str, Any],
+) -> list[str]:
+    """Loads model, dense optimizer and further states; returns notices.
+
+    Raises:
+        RecoveryError: An entry is missing or unused; names all of them.
+    """
+    tree = decode_blob(pool.core.dense_blob())
+    _check_entries(pool, "parameters and buffers of the model", set(model.state_dict()), set(tree["model"]))
+    _check_entries(pool, "state objects", set(state), set(tree["state"]))
+    if (optimizer is not None) != ("optimizer" in tree):
+        raise RecoveryError(
+            f"pool '{pool.path}' was trained {'with' if 'optimizer' in tree else 'without'} a dense optimizer, "
+            f"this run has {'one' if optimizer is not None else 'none'}"
+        )
+    try:
+        model.load_state_dict(tree["model"], strict=True)
+    except RuntimeError as error:
+        raise RecoveryError(f"the dense part of pool '{pool.path}' does not fit the model: {error}") from error
+    notices = []
+    if optimizer is not None:
+        before = [dict(group) for group in optimizer.param_groups]
+        try:
+            optimizer.load_state_dict(tree["optimizer"])
+        except ValueError as error:
+            raise RecoveryError(f"the dense optimizer of pool '{pool.path}' does not fit: {error}") from error
+        notices = _changed_groups("the dense optimizer", before, optimizer.param_groups)
+    for name, item in state.items():
+        # The record is newer than the generation when resume is "latest".
+        plain = record.get("state", {})
+        item.load_state_dict(decode_tree(plain[name], []) if name in plain else tree["state"][name])
+    return notices
+
+
+def restore_optimizer_state(collections: Iterable[Any], rows: Mapping[str, Any]) -> list[str]:
+    """Puts the row optimizers' recorded settings in force; reports where the script's own differ."""
+    notices = []
+    for module in collections:
+        name = module.table_names[0]
+        if name not in rows:
+            continue
+        groups = decode_tree(rows[name], [])
+        before = [dict(group) for group in module.optimizer.param_groups]
+        for group, recorded in zip(module.optimizer.param_groups, groups, strict=True):
+            group.update({key: value for key, value in recorded.items() if key != "params"})
+        notices += _changed_groups(f"the row optimizer of '{name}'", before, module.optimizer.param_groups)
+    return notices
+
+
+def _changed_groups(what: str, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
+    notices = []
+    for i, (old, new) in enumerate(zip(before, after, strict=False)):
+        for key in new:
+            if key == "params" or isinstance(new[key], torch.Tensor) or old.get(key) == new[key]:
+                continue
+            notices.append(f"{key} of {what} (group {i}) is {new[key]} as recorded; the script has {old.get(key)}")
+    return notices
+
+
+def _check_entries(pool: Pool, what: str, mine: set[str], recorded: set[str]) -> None:
+    if mine == recorded:
+        return
+    raise RecoveryError(
+        f"the {what} differ from those of pool '{pool.path}'\n"
+        f"  only in this run:  {sorted(mine - recorded)}\n"
+        f"  only in the pool:  {sorted(recorded - mine)}\n"
+        "  do:    build the same model, or use another pool"
+    )
