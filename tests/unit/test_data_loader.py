@@ -84,11 +84,11 @@ def test_order_depends_on_seed_alone():
     """Case A10: same seed, same order; draws from no global generator."""
     reference = labels(BatchLoader(Counting(50), 7, seed=4))
     random.seed(0)
-    np.random.seed(0)  # noqa: NPY002 the global generator is what must stay untouched
-    before = (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+    np.random.seed(0)
+    before = (random.getstate(), np.random.get_state()[1].tolist())
     for prefetch in (0, 1, 5):
         assert labels(BatchLoader(Counting(50), 7, seed=4, prefetch=prefetch)) == reference
-    assert before == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
+    assert before == (random.getstate(), np.random.get_state()[1].tolist())
     assert labels(BatchLoader(Counting(50), 7, seed=5)) != reference
 
 
@@ -123,7 +123,7 @@ def test_state_at_the_end_of_an_epoch():
 
 
 def test_state_after_the_last_batch_but_before_the_loop_ends():
-    """Case A1: asked inside the loop body of the last batch, the state is already the next epoch's."""
+    """Case A1: in the loop body of the last batch the state is the next epoch already."""
     loader = BatchLoader(Counting(6), 2, seed=0)
     states = [loader.state_dict() for _ in loader]
     assert states == [{"epoch": 0, "batch": 1}, {"epoch": 0, "batch": 2}, {"epoch": 1, "batch": 0}]

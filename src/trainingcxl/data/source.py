@@ -1,37 +1,29 @@
 """From a source's text form, `KIND:WHERE`, to a data set."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
 
 from trainingcxl.data.dataset import Dataset, SyntheticDataset
+from trainingcxl.data.options import OpenOptions, Progress
 from trainingcxl.data.synthetic_presets import parse_spec
 from trainingcxl.errors import ConfigError
 
-__all__ = ["OpenOptions", "Progress", "open_data"]
-
-Progress: TypeAlias = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class OpenOptions:
-    """How to open a source; see `open_data`."""
-
-    cache_dir: Path | None = None
-    hash_size: int | Mapping[str, int] = 0
-    max_bad_lines: int = 0
-    require_labels: bool = True
-    schema: Path | None = None
-    progress: Progress = field(default=lambda what, done, total: None)
+__all__ = ["open_data"]
 
 
 def _open_synthetic(where: str, options: OpenOptions) -> Dataset:
     return SyntheticDataset(parse_spec(where))
 
 
+def _open_criteo(where: str, options: OpenOptions) -> Dataset:
+    from trainingcxl.data.criteo import open_criteo
+
+    return open_criteo(where, options)
+
+
 _KINDS: dict[str, Callable[[str, OpenOptions], Dataset]] = {
     "synthetic": _open_synthetic,
+    "criteo": _open_criteo,
 }
 
 

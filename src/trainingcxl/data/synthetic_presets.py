@@ -64,7 +64,7 @@ class SyntheticSpec:
     hotness: tuple[int, ...]
     rho: float = 0.0
     block_samples: int = 1 << 16
-    block_ids: int = 64
+    block_ids: int = 512
     bias: float = 0.0
 
     def __post_init__(self) -> None:
