@@ -2,7 +2,7 @@
 
 A setting is named `section.key`. Its value is the default, unless the TOML file of `--config` has
 it, unless `--set section.key=value` has it, unless a command-line flag of its own has it: the later
-wins. Nothing else is read, no environment variable either.
+wins. Nothing else is read.
 """
 
 import tomllib
@@ -31,6 +31,7 @@ __all__ = [
     "Settings",
     "Value",
     "differences",
+    "effect_of",
     "hash_sizes",
     "load_settings",
     "show_settings",
@@ -82,9 +83,7 @@ class RunSettings(_Section):
     epochs: int = _key(1, "passes over the training data; more continue a run", effect=Effect.NONE)
     batch_size: int = _key(2048, "samples of a batch", least=1)
     seed: int = _key(0, "seed of all initial values and of shuffling")
-    threads: int = _key(
-        0, "threads of torch and of the engine; 0 is one a core", effect=Effect.ROUNDING
-    )
+    threads: int = _key(0, "of torch and of the engine; 0 is one a core", effect=Effect.ROUNDING)
     dense_every: str = _key(
         "auto",
         "batches between two logs of the dense part; auto keeps them within 2 % of the time",
@@ -205,6 +204,7 @@ class PoolSettings(_Section):
     """The persistent memory pool."""
 
     path: str = _key("training.pool", "directory of the pool", effect=Effect.NONE)
+    device: str = _key("", "DAX device for tables and log: /dev/dax0.0", effect=Effect.NONE)
     durability: str = _key(
         "process",
         "what every batch survives: process (kill -9) or power (loss of power)",
@@ -217,12 +217,8 @@ class PoolSettings(_Section):
         effect=Effect.NONE,
         choices=("exact", "latest"),
     )
-    log_bytes: int = _key(
-        0, "size of the undo log, fixed at creation; 0 is by batch size", effect=Effect.NONE
-    )
-    rows_per_batch_max: int = _key(
-        0, "rows a batch may change, fixed at creation; 0 is by batch size", effect=Effect.NONE
-    )
+    log_bytes: int = _key(0, "size of the undo log; 0 grows with the batches", effect=Effect.NONE)
+    rows_per_batch_max: int = _key(0, "rows a batch may change; 0: by data", effect=Effect.NONE)
     lookahead: int = _key(1, "batches announced ahead", effect=Effect.NONE)
     trust_after_reboot: bool = _key(
         False,
@@ -475,6 +471,14 @@ def _toml(value: Value) -> str:
     return repr(value)
 
 
+def effect_of(name: str, settings: Settings) -> Effect:
+    """Return what another value of a setting would do to a run that is trained with `settings`."""
+    effect: Effect = _DECLARED[name].metadata["effect"]
+    if name == "eval.every" and settings.eval.patience == 0:
+        return Effect.NONE  # without early stopping, evaluation only looks
+    return effect
+
+
 def differences(recorded: Mapping[str, Value], current: Settings) -> list[Difference]:
     """Compare the settings that a pool was trained with to those given now.
 
@@ -487,12 +491,9 @@ def differences(recorded: Mapping[str, Value], current: Settings) -> list[Differ
         What differs, in the order of `--show-config`. The path of the pool is never compared.
     """
     found = []
-    for name, declared in _DECLARED.items():
+    for name in _DECLARED:
         old, new = recorded.get(name, _default(name)), _value(current, name)
-        if old == new or name == "pool.path":
-            continue
-        effect: Effect = declared.metadata["effect"]
-        if name == "eval.every" and current.eval.patience == 0:
-            effect = Effect.NONE  # without early stopping, evaluation only looks
-        found.append(Difference(name=name, recorded=old, current=new, effect=effect))
+        if old != new and name != "pool.path":
+            effect = effect_of(name, current)
+            found.append(Difference(name=name, recorded=old, current=new, effect=effect))
     return found

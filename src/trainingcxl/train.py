@@ -1,7 +1,7 @@
 """Train a DLRM whose embedding rows live in a pool: every batch durable, exact resume.
 
 Read it from top to bottom: `train` opens the data and the pool, `Training` builds the model and has
-the loop. A loop of one's own needs little of this; `Training._train_to_end` shows the lines.
+the loop. What both need before the first batch is in `train_setup.py`.
 """
 
 import time
@@ -33,7 +33,7 @@ from trainingcxl.train_setup import (
     open_source,
     open_training_pool,
     prepare_torch,
-    recorded_settings,
+    settings_to_record,
 )
 
 __all__ = ["EarlyStopping", "Training", "learning_rate_factor", "train"]
@@ -68,7 +68,7 @@ def train(settings: Settings, report: Report, stop: Stop) -> Metrics | None:
         return None
     with open_training_pool(settings, data, report) as pool:
         if pool.resume_record is not None:
-            check_settings(pool.resume_record["settings"], settings, data, report)
+            check_settings(pool.resume_record, settings, data, report)
         training = Training(settings, data, pool, device, report, stop)
         with stop.deferred():
             return training.go_on()
@@ -116,15 +116,20 @@ class Training:
         ).to(device)
         self.dense_optimizer = make_dense_optimizer(settings.dense, self.model.parameters())
         self.early_stopping = EarlyStopping(settings.eval.patience)
+        self._set_learning_rates(max(0, _trained(pool, len(self.loader)) - 1))
+        fixed, free = settings_to_record(settings, data)
         every = settings.run.dense_every
         self.run = FaultTolerantRun(
             pool,
             self.model,
             self.dense_optimizer,
             state={"early_stopping": self.early_stopping} if settings.eval.patience else None,
-            settings=recorded_settings(settings, data),
+            settings=fixed,
+            remarks=free,
             dense_every=every if every == "auto" else int(every),
         )
+        for notice in self.run.notices:
+            report.event("notice", text=notice)
         self.metrics: Metrics | None = None
         self.skipped_in_a_row = 0
         self.pace = _Pace()
@@ -150,7 +155,8 @@ class Training:
             self.run.sync()
             self.report.event("stopped", **self._position())
             return None
-        self.run.finish()
+        if not self.run.finished:
+            self.run.finish()
         self._report_result()
         return self.metrics
 
@@ -158,7 +164,7 @@ class Training:
         self.pace.mark()
         for _ in self.run.epochs(self.settings.run.epochs):
             for batch in self.run.batches(self.loader):
-                self._set_learning_rates()
+                self._set_learning_rates(self.trained)
                 loss = self._loss(batch)
                 if isfinite(loss.item()):
                     self.run.step(loss)
@@ -178,9 +184,9 @@ class Training:
         labels = batch.label.to(self.device)
         return nn.functional.binary_cross_entropy_with_logits(logits, labels)
 
-    def _set_learning_rates(self) -> None:
+    def _set_learning_rates(self, trained: int) -> None:
         """Set both rates from the number of batches trained, so that no schedule needs a state."""
-        factor = learning_rate_factor(self.settings.schedule, self.trained)
+        factor = learning_rate_factor(self.settings.schedule, trained)
         for optimizer, rate in (
             (self.dense_optimizer, self.settings.dense.lr),
             (self.row_optimizer, self.settings.rows.lr),
@@ -229,7 +235,7 @@ class Training:
         self.metrics = measure(np.concatenate(labels), np.concatenate(logits))
         self.report.event("evaluation", **self._position(), **asdict(self.metrics))
 
-    def _position(self) -> dict[str, int]:
+    def _position(self) -> dict[str, int | None]:
         return {
             "epoch": self.run.epoch,
             "committed_batch": self.run.committed_batch,
@@ -249,7 +255,9 @@ class Training:
 
     def _report_result(self) -> None:
         """Say how good the model is, how fast it was trained, and what durability cost."""
-        stats, seconds = self.run.stats, self.pace.seconds or nan
+        stats = self.run.stats
+        waits = stats.flag_wait_s + stats.log_inline_s + stats.commit_s
+        dense = stats.dense_copy_s + stats.dense_wait_s
         self.report.event(
             "result",
             **self._position(),
@@ -258,9 +266,15 @@ class Training:
             samples_per_second=self.pace.samples_per_second,
             log_bytes=stats.log_bytes,
             dense_bytes=stats.dense_bytes,
-            flag_wait_share=stats.flag_wait_s / seconds,
-            dense_stall_share=stats.dense_stall_s / seconds,
+            dense_every=self.run.dense_every,
+            flag_wait_share=stats.flag_wait_s / (self.pace.seconds or nan),
+            durability_share=(waits + dense) / (self.pace.seconds or nan),
         )
+
+
+def _trained(pool: Pool, batches_per_epoch: int) -> int:
+    record = pool.resume_record
+    return record["epoch"] * batches_per_epoch + record["batch"] if record else 0
 
 
 class EarlyStopping:

@@ -1,5 +1,6 @@
 """What training needs before its first batch: torch, data, pool, tables, optimizers."""
 
+import json
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -17,10 +18,11 @@ from trainingcxl.config import (
     RunSettings,
     Settings,
     differences,
+    effect_of,
     hash_sizes,
 )
 from trainingcxl.data import Dataset, open_data
-from trainingcxl.errors import ConfigError, PoolError
+from trainingcxl.errors import ConfigError, PoolError, RecoveryError
 from trainingcxl.nn import EmbeddingBagConfig
 from trainingcxl.pool import Pool, inspect
 
@@ -37,7 +39,7 @@ __all__ = [
     "open_source",
     "open_training_pool",
     "prepare_torch",
-    "recorded_settings",
+    "settings_to_record",
 ]
 
 
@@ -143,9 +145,18 @@ def make_dense_optimizer(
     return torch.optim.Adam(parameters, lr=dense.lr)
 
 
-def recorded_settings(settings: Settings, data: Dataset) -> dict[str, Any]:
-    """Return what the pool keeps, so that a later run can be compared with this one."""
-    return settings.flat() | {"data.fingerprint": data.fingerprint}
+def settings_to_record(settings: Settings, data: Dataset) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what the pool keeps for later runs to compare with: what is fixed, and what is not.
+
+    Only the first part is of the run's logical state: runs that differ in the second have the same
+    digest. Both name the source of the data by its fingerprint as well, as files may move.
+    """
+    fixed: dict[str, Any] = {"data.fingerprint": data.fingerprint}
+    free: dict[str, Any] = {}
+    for name, value in settings.flat().items():
+        is_fixed = effect_of(name, settings) is Effect.RESULT and name != "data.source"
+        (fixed if is_fixed else free)[name] = value
+    return fixed, free
 
 
 def open_source(settings: Settings, report: Report) -> Dataset:
@@ -187,6 +198,7 @@ def open_training_pool(settings: Settings, data: Dataset, report: Report) -> Poo
     has_files = path.is_dir() and any(e.name not in ("cache", "lock") for e in path.iterdir())
     pool = Pool(
         path,
+        device=wanted.device,
         durability=wanted.durability,
         resume=wanted.resume,
         threads=num_threads(settings.run),
@@ -231,27 +243,32 @@ def is_finished(settings: Settings, data: Dataset, report: Report) -> bool:
         return False
     with Pool(path, read_only=True) as pool:
         record = pool.resume_record
-        if record is None or record["epochs"] < settings.run.epochs:
+        if record is None:
             return False
-        check_settings(record["settings"], settings, data, report)
+        target = record["target_epochs"]
+        was_stopped_early = target is None or record["epoch"] < target
+        if not was_stopped_early and record["epoch"] < settings.run.epochs:
+            return False
+        check_settings(record, settings, data, report)
         report.event(
             "finished",
             pool=path,
             uuid=pool.uuid,
-            epochs=record["epochs"],
+            epochs=record["epoch"],
+            stopped_early=was_stopped_early,
             committed_batch=pool.committed_batch,
-            do="--epochs with a larger number trains on, --fresh starts over",
+            do="--fresh starts over" + ("" if was_stopped_early else ", more --epochs train on"),
         )
     return True
 
 
 def check_settings(
-    recorded: dict[str, Any], settings: Settings, data: Dataset, report: Report
+    record: dict[str, Any], settings: Settings, data: Dataset, report: Report
 ) -> None:
     """Refuse settings that would change the result of the pool's run; report all other changes.
 
     Args:
-        recorded: What `recorded_settings` gave when the run began.
+        record: The pool's resume record.
         settings: The settings given now.
         data: The data opened now; equal data may have moved to another place.
         report: Told of changes that leave the result, or all but its last bits.
@@ -259,10 +276,18 @@ def check_settings(
     Raises:
         ConfigError: Names each setting that changes the result, with both values.
     """
+    recorded = record["settings"] | record["volatile"]["remarks"]
+    if "data.fingerprint" not in recorded:
+        raise RecoveryError(
+            f"pool {settings.pool.path!r} was not trained by 'trainingcxl train'\n"
+            "  state: nothing was changed\n"
+            "  do:    go on with the program that made it, or name another --pool"
+        )
     trained_on = recorded["data.fingerprint"]
+    trains_on = json.loads(json.dumps(data.fingerprint))  # as the pool's record has it
     refused = []
     for change in differences(recorded, settings):
-        has_only_moved = change.name == "data.source" and trained_on == data.fingerprint
+        has_only_moved = change.name == "data.source" and trained_on == trains_on
         if change.effect is Effect.RESULT and not has_only_moved:
             refused.append((change.name, change.recorded, change.current))
         else:
@@ -275,9 +300,9 @@ def check_settings(
             )
     if not refused:
         refused = [
-            (f"fingerprint of the data, {key}", trained_on.get(key), data.fingerprint.get(key))
-            for key in trained_on | data.fingerprint
-            if trained_on.get(key) != data.fingerprint.get(key)
+            (f"fingerprint of the data, {key}", trained_on.get(key), trains_on.get(key))
+            for key in trained_on | trains_on
+            if trained_on.get(key) != trains_on.get(key)
         ]
     if refused:
         lines = [f"  {name}: {old!r} in the pool, {new!r} now" for name, old, new in refused]
