@@ -2,8 +2,9 @@
 
 Each step starts when its dependencies are complete and takes its work over the rate of its slowest
 stage, plus the fill of the other stages. A step of higher priority is placed first; a later one
-uses what its resource has left. For the named systems this gives the formulas of `docs/simulator.md`, as
-T = max(A, Bf) + X + Tt + X + max(Up, Bb) + Lg + Ml for CXL-D; tests compare them.
+uses what its resource has left. For the named systems this gives the formulas of
+`docs/simulator.md`, as T = max(A, Bf) + X + Tt + X + max(Up, Bb) + Lg + Ml for CXL-D; tests
+compare them.
 """
 
 from bisect import bisect_right
@@ -21,12 +22,16 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """When one step of one batch ran, seconds from the start of the run."""
+    """When one step of one batch ran, seconds from the start of the run.
+
+    `active` are the times within it at which the step was served and not waiting for a resource.
+    """
 
     batch: int
     step: str
     start_s: float
     end_s: float
+    active: tuple[tuple[float, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,45 +51,49 @@ class _Track:
         self.starts: list[float] = []
         self.ends: list[float] = []
 
-    def reserve(self, ready: float, seconds: float) -> tuple[float, list[tuple[float, float]]]:
-        """Take `seconds` of free time from `ready` on.
-
-        Returns:
-            When the last of it is used, and the resumptions as (time, seconds done by then).
-        """
+    def reserve(self, ready: float, seconds: float) -> list[tuple[float, float]]:
+        """Take `seconds` of free time from `ready` on; return the intervals taken, at least one."""
         index = first = bisect_right(self.ends, ready)
         now, done = ready, 0.0
-        resumed = [(ready, 0.0)]
+        taken = []
         while index < len(self.starts):
             gap = max(self.starts[index] - now, 0.0)
             if gap >= seconds - done:
                 break
+            if gap > 0.0:
+                taken.append((now, now + gap))
             done += gap
             now = max(now, self.ends[index])
-            resumed.append((now, done))
             index += 1
         end = now + (seconds - done)
+        taken.append((now, end))
         # Everything from the first touched interval to the end is busy now.
         start = min(ready, self.starts[first]) if index > first else ready
         self.starts[first:index] = [start]
         self.ends[first:index] = [end]
-        return end, resumed
+        return taken
 
 
-def _place(tracks: dict[str, _Track], times: list[tuple[str, float]], ready: float) -> float:
-    """Place the pipelined stages of one step; return when the last one ends, without fill.
+def _place(
+    tracks: dict[str, _Track], times: list[tuple[str, float]], ready: float
+) -> list[tuple[float, float]]:
+    """Place the pipelined stages of one step; return the intervals of the stage that ends last.
 
     A stage cannot run ahead of the one before it: where that one resumes at t with a fraction f
     done, this one cannot have done more than f by then.
     """
-    end = ready
+    last = [(ready, ready)]
     for position, (resource, seconds) in enumerate(times):
-        finish, resumed = tracks[resource].reserve(ready, seconds)
-        end = max(end, finish)
+        taken = tracks[resource].reserve(ready, seconds)
+        if taken[-1][1] >= last[-1][1]:
+            last = taken
         if position + 1 < len(times) and seconds > 0.0:
-            following = times[position + 1][1]
-            ready = max(ready, *(t - done / seconds * following for t, done in resumed))
-    return end
+            pace = times[position + 1][1] / seconds
+            done = 0.0
+            for start, end in taken:
+                ready = max(ready, start - done * pace)
+                done += end - start
+    return last
 
 
 def step_seconds(schedule: Schedule, step: Step, *, rounds: int = ROUNDS) -> float:
@@ -123,9 +132,12 @@ def solve(schedule: Schedule, *, rounds: int = ROUNDS) -> Solution:
                 if edge.batches_back <= batch:
                     ready = max(ready, ends[batch - edge.batches_back][edge.step])
             ready += step.latency_s
-            end = _place(tracks, times, ready)
-            done[step.name] = end + fill
-            spans.append(Span(batch, step.name, ready - step.latency_s, end + fill))
+            active = _place(tracks, times, ready)
+            end = active[-1][1] + fill
+            active[0] = (active[0][0] - step.latency_s, active[0][1])
+            active[-1] = (active[-1][0], end)
+            done[step.name] = end
+            spans.append(Span(batch, step.name, ready - step.latency_s, end, tuple(active)))
         finished.append(max(done.values()))
         if _is_steady(finished):
             break

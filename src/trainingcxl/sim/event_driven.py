@@ -93,7 +93,7 @@ def _shares(stage: Stage, count: int, resource: Resource) -> list[float]:
     if stage.weights and len(stage.weights) == count:
         total = sum(stage.weights)
         return [w / total for w in stage.weights]
-    servers, balance = resource.servers, min(resource.balance, resource.servers)
+    servers, balance = resource.servers, min(stage.balance, resource.servers)
     if servers == 1:
         return [1.0 / count] * count
     others = (servers - balance) / (servers - 1)
@@ -121,6 +121,13 @@ def _plan(schedule: Schedule, step: Step, rounds: int) -> _Plan:
     return plan
 
 
+def _extend(intervals: list[tuple[float, float]], start: float, end: float) -> None:
+    """Add an interval that ends no earlier than those before; overlapping ones become one."""
+    while intervals and start <= intervals[-1][1] * (1.0 + 1e-12):
+        start = min(start, intervals.pop()[0])
+    intervals.append((start, end))
+
+
 class _Runner:
     def __init__(self, schedules: Sequence[Schedule], batches: int, rounds: int) -> None:
         self.env = simpy.Environment()
@@ -136,6 +143,7 @@ class _Runner:
         self.waiting: dict[tuple[int, str], int] = {}
         self.released: dict[tuple[int, str], list[tuple[int, str]]] = {}
         self.starts: dict[tuple[int, str], float] = {}
+        self.active: dict[tuple[int, str], list[tuple[float, float]]] = {}
         self.spans: list[Span] = []
         self.num_chunks = 0
 
@@ -174,6 +182,9 @@ class _Runner:
         priority = (key[0], self.index[key[1]])
         left = [plan.num_chunks]
         self.num_chunks += plan.num_chunks
+        active = self.active.setdefault(key, [])
+        if plan.step.latency_s:
+            active.append((self.starts[key], self.env.now))
         last = len(plan.stages)
 
         def visit(chunk: int, stage: int) -> None:
@@ -184,13 +195,19 @@ class _Runner:
                 return
             resource, servers, seconds, moved = plan.stages[stage]
             server = self.servers[resource][servers[chunk]]
-            server.submit(priority, seconds[chunk], moved[chunk], lambda: visit(chunk, stage + 1))
+
+            def served() -> None:
+                _extend(active, self.env.now - seconds[chunk], self.env.now)
+                visit(chunk, stage + 1)
+
+            server.submit(priority, seconds[chunk], moved[chunk], served)
 
         for chunk in range(plan.num_chunks):
             visit(chunk, 0)
 
     def _finish(self, key: tuple[int, str]) -> None:
-        self.spans.append(Span(key[0], key[1], self.starts[key], self.env.now))
+        active = tuple(self.active.pop(key))
+        self.spans.append(Span(key[0], key[1], self.starts[key], self.env.now, active))
         for waiter in self.released.get(key, ()):
             self.waiting[waiter] -= 1
             if self.waiting[waiter] == 0:
@@ -248,8 +265,9 @@ def check_conservation(
         slack = 1.0 + _SLACK * wanted
         if abs(ledger.bytes_in - ledger.bytes_out) > slack or abs(ledger.bytes_in - wanted) > slack:
             raise ConservationError(
-                f"resource '{name}' was given {wanted:.0f} bytes, {ledger.bytes_in:.0f} entered and "
-                f"{ledger.bytes_out:.0f} left\n  do:    report this schedule, its result is void"
+                f"resource '{name}' was given {wanted:.0f} bytes, {ledger.bytes_in:.0f} entered "
+                f"and {ledger.bytes_out:.0f} left"
+                "\n  do:    report this schedule, its result is void"
             )
         room = elapsed * ledger.servers
         if ledger.busy_s > room * (1.0 + _SLACK):

@@ -29,6 +29,7 @@ class Phases:
         self.medium = hardware.media[self.medium_name]
         self.is_block = self.medium.access_bytes >= _BLOCK_BYTES
         self.unique = model.locality.unique_share
+        self.spread = model.locality.update_balance
         self.layers = sum(len(part) for part in model.layers)
 
     def lookup(self) -> Step:
@@ -40,9 +41,9 @@ class Phases:
         if not self.system.near_memory:
             return self._host_step("lookup", "embedding", [self._host_access("read", 1.0, raw)])
         moved = self._padded_bytes()
-        return self._near_step(
-            "lookup", "embedding", [self._channel_part("read", moved, raw)], moved
-        )
+        parts = [self._channel_part("read", moved, raw)]
+        balance = self.model.locality.lookup_balance
+        return self._near_step("lookup", parts, moved, balance)
 
     def update(self) -> Step:
         """Read, modify and write every distinct row (symbol Up)."""
@@ -51,7 +52,7 @@ class Phases:
             return self._host_step("update", "embedding", kinds)
         moved = self._padded_bytes() * self.unique
         parts = [self._channel_part(kind, moved) for kind in ("read", "write")]
-        return self._near_step("update", "embedding", parts, moved)
+        return self._near_step("update", parts, moved, self.spread)
 
     def expand(self) -> Step:
         """Expand and coalesce the gradients in host DRAM."""
@@ -100,12 +101,12 @@ class Phases:
         read = self._channel_part("read", self._padded_bytes() * self.unique)
         write = self._channel_part("write", moved)
         if self.system.hardware_movement or not self.system.host_bounced_log:
-            return [self._near_step("log_rows", "checkpoint", [read, write], 0.0)]
+            return [self._near_step("log_rows", [read, write], balance=self.spread)]
         return [
-            self._near_step("log_rows_read", "checkpoint", [read], 0.0),
+            self._near_step("log_rows_read", [read], balance=self.spread),
             self._send("log_rows_out", "checkpoint", "memory_to_host", moved),
             self._send("log_rows_back", "checkpoint", "host_to_memory", moved),
-            self._near_step("log_rows_write", "checkpoint", [write], 0.0),
+            self._near_step("log_rows_write", [write]),
         ]
 
     def _host_log_rows(self, moved: float) -> list[Step]:
@@ -133,9 +134,7 @@ class Phases:
             return [Step(name="log_dense", category="checkpoint", stages=stages)]
         pull = self._dense_copies(moved, share)
         if self.system.near_memory:
-            write = self._near_step(
-                "log_dense", "checkpoint", [self._channel_part("write", moved)], 0.0
-            )
+            write = self._near_step("log_dense", [self._channel_part("write", moved)])
             return [*pull, write]
         if self._logs_to_storage():
             return [*pull, self._storage_write("log_dense", moved)]
@@ -199,15 +198,18 @@ class Phases:
         stage = Stage("gpu", (Part("compute", sum(kernels), 1.0),), weights=kernels)
         return Step(name=name, category=category, stages=(stage,))
 
-    def _near_step(self, name: str, category: str, parts: list[Part], computed: float) -> Step:
+    def _near_step(
+        self, name: str, parts: list[Part], computed: float = 0.0, balance: float = 1.0
+    ) -> Step:
         """Bulk work on the channels; the computing logic streams `computed` bytes behind them."""
-        stages = [Stage("channel", tuple(parts))]
+        stages = [Stage("channel", tuple(parts), balance=balance)]
         if computed:
             seconds = 1e-9 / self.hardware.expander.logic_gbps
-            stages.append(Stage("logic", (Part("compute", computed, seconds),)))
-        first = parts[0].kind
-        latency = self.medium.read_latency_ns if first == "read" else self.medium.write_latency_ns
-        return Step(name=name, category=category, stages=tuple(stages), latency_s=latency * 1e-9)
+            part = Part("compute", computed, seconds)
+            stages.append(Stage("logic", (part,), balance=balance))
+        latency = _latency_ns(self.medium, parts[0].kind) * 1e-9
+        category = "checkpoint" if name.startswith("log") else "embedding"
+        return Step(name=name, category=category, stages=tuple(stages), latency_s=latency)
 
     def _channel_part(self, kind: str, moved: float, slower: float = 1.0) -> Part:
         rate = self.medium.read_gbps if kind == "read" else self.medium.write_gbps

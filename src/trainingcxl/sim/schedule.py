@@ -42,11 +42,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Work of a step on one resource; `weights` are relative chunk sizes (empty: equal)."""
+    """Work of a step on one resource.
+
+    `weights` are relative chunk sizes (empty: equal); the busiest server gets `balance` times the
+    mean load.
+    """
 
     resource: str
     parts: tuple[Part, ...]
     weights: tuple[float, ...] = ()
+    balance: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +76,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resource:
-    """`servers` equal servers (channels); the busiest gets `balance` times the mean load."""
+    """A number of equal servers (as channels), `speed` times as fast as the units say."""
 
     servers: int = 1
     speed: float = 1.0
-    balance: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +131,25 @@ class Schedule:
         changed = replace(self.resources[resource], speed=speed)
         return replace(self, resources={**self.resources, resource: changed})
 
+    def with_seconds(self, measured: Mapping[str, float]) -> "Schedule":
+        """Return the schedule in which the named steps take the given seconds on their resource."""
+
+        def timed(step: Step) -> Step:
+            if step.name not in measured:
+                return step
+            stages = []
+            for stage in step.stages:
+                total = sum(part.seconds for part in stage.parts)
+                factor = measured[step.name] / total if total else 0.0
+                parts = tuple(replace(p, unit_seconds=p.unit_seconds * factor) for p in stage.parts)
+                stages.append(replace(stage, parts=parts))
+            return replace(step, stages=tuple(stages))
+
+        return replace(self, steps=tuple(timed(step) for step in self.steps))
+
     def stage_seconds(self, stage: Stage) -> float:
         """Time of a stage alone on its resource: the busiest server's share of the work."""
         resource = self.resources[stage.resource]
         work = sum(part.seconds for part in stage.parts)
-        balance = min(resource.balance, resource.servers)
+        balance = min(stage.balance, resource.servers)
         return work * balance / (resource.servers * resource.speed)

@@ -1,7 +1,7 @@
 """Simulate one model on one system and collect time, breakdown, utilisation, bytes and energy."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from trainingcxl.sim.closed_form import ROUNDS, Solution, Span, solve, step_seconds
@@ -68,6 +68,7 @@ def simulate(
     batches: int = 100,
     localities: Sequence[Locality] = (),
     rounds: int = ROUNDS,
+    measured_s: Mapping[str, float] | None = None,
 ) -> Result:
     """Model `batches` batches of `model` on `system`.
 
@@ -79,6 +80,7 @@ def simulate(
         batches: Number of batches, at least 1.
         localities: Exact statistics per batch from a row trace; empty uses `model.locality`.
         rounds: Chunks per server and stage.
+        measured_s: Seconds of steps that were measured, in place of the model's.
 
     Raises:
         ParameterError: Unknown engine, no batch, or a model that does not fit the medium.
@@ -92,10 +94,14 @@ def simulate(
         )
     if localities:
         model = model.with_locality(_mean_locality(localities))
-    schedule = build_schedule(system, hardware, model)
+
+    def schedule_for(instance: Model) -> Schedule:
+        return build_schedule(system, hardware, instance).with_seconds(measured_s or {})
+
+    schedule = schedule_for(model)
     ledgers: dict[str, Ledger] | None = None
     if engine == "event":
-        each = [build_schedule(system, hardware, model.with_locality(x)) for x in localities]
+        each = [schedule_for(model.with_locality(x)) for x in localities]
         run = run_events(each or schedule, batches=batches, rounds=rounds)
         solution, total, ledgers = run.solution, run.total_s, run.ledgers
     else:
@@ -107,9 +113,7 @@ def simulate(
 def _mean_locality(localities: Sequence[Locality]) -> Locality:
     count = len(localities)
     return Locality(
-        reuse=sum(x.reuse for x in localities) / count,
-        unique_share=sum(x.unique_share for x in localities) / count,
-        balance=sum(x.balance for x in localities) / count,
+        **{f.name: sum(getattr(x, f.name) for x in localities) / count for f in fields(Locality)}
     )
 
 
@@ -222,9 +226,10 @@ def _breakdown(schedule: Schedule, solution: Solution) -> dict[str, float]:
     rank = {step.name: CATEGORIES.index(step.category) for step in schedule.steps}
     marks: list[tuple[float, int, int]] = []
     for span in solution.spans:
-        low, high = max(span.start_s, start), min(span.end_s, end)
-        if high > low:
-            marks += [(low, rank[span.step], 1), (high, rank[span.step], -1)]
+        for begin, stop in span.active:
+            low, high = max(begin, start), min(stop, end)
+            if high > low:
+                marks += [(low, rank[span.step], 1), (high, rank[span.step], -1)]
     marks.sort()
     result = {**dict.fromkeys(CATEGORIES, 0.0), "stalls": 0.0}
     active = [0] * len(CATEGORIES)

@@ -137,9 +137,7 @@ def build_schedule(system: System, hardware: Hardware, model: Model) -> Schedule
     update = replace(phases.update(), after=(Edge(gradients),))
     steps += _with_log(system, phases, update, backward)
     steps = _between_batches(system, steps)
-    return Schedule(
-        system=system.name, steps=tuple(steps), resources=_resources(steps, hardware, model)
-    )
+    return Schedule(system=system.name, steps=tuple(steps), resources=_resources(steps, hardware))
 
 
 def _chain(steps: list[Step], *, after: list[str]) -> list[Step]:
@@ -196,10 +194,7 @@ def _between_batches(system: System, steps: list[Step]) -> list[Step]:
     return [replace(s, after=(*s.after, *extra.get(s.name, ()))) for s in steps]
 
 
-def _resources(steps: list[Step], hardware: Hardware, model: Model) -> dict[str, Resource]:
-    channels = Resource(
-        servers=hardware.expander.channels,
-        balance=min(model.locality.balance, hardware.expander.channels),
-    )
+def _resources(steps: list[Step], hardware: Hardware) -> dict[str, Resource]:
+    channels = Resource(servers=hardware.expander.channels)
     names = dict.fromkeys(stage.resource for step in steps for stage in step.stages)
     return {n: channels if n in ("channel", "logic") else Resource() for n in names}

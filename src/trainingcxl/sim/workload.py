@@ -1,7 +1,7 @@
 """Models: embedding tables, MLPs and batch size, read from TOML, and their derived sizes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,15 +30,17 @@ class Locality:
     """How a batch's lookups repeat.
 
     `reuse` is the share of lookups that hit a row used by the previous batch; `unique_share` is
-    distinct rows over lookups; `balance` is the load of the busiest channel over the mean.
+    distinct rows over lookups. The balances are the load of the busiest channel over the mean, of
+    the rows looked up and of the distinct rows.
     """
 
     reuse: float = number(0, 1, "share of lookups")
     unique_share: float = number(0, 1, "distinct rows over lookups", above=True)
-    balance: float = number(1, 4096, "x mean")
+    lookup_balance: float = number(1, 4096, "x mean")
+    update_balance: float = number(1, 4096, "x mean")
 
 
-PAPER_LOCALITY = Locality(reuse=0.80, unique_share=0.25, balance=1.0)
+PAPER_LOCALITY = Locality(reuse=0.80, unique_share=0.25, lookup_balance=1.0, update_balance=1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,7 @@ def model_from(entry: Mapping[str, Any], *, where: str) -> Model:
         tables=tuple(build(Tables, g, prefix=f"{name}.table", where=where) for g in groups),
         locality=build(
             Locality,
-            {"reuse": 0.80, "unique_share": 0.25, "balance": 1.0, **rest.get("locality", {})},
+            {**asdict(PAPER_LOCALITY), **rest.get("locality", {})},
             prefix=f"{name}.locality",
             where=where,
         ),
