@@ -61,11 +61,11 @@ def test_permutation_of_huge_ranges():
 
 
 def test_permutation_mixes_well():
-    """Place of each value in 4000 shuffles of 20: every place equally often (chi square)."""
+    """Place of each value in 2000 shuffles of 20: every place equally often (chi square)."""
     counts = np.zeros((20, 20))
-    for key in range(4000):
+    for key in range(2000):
         counts[np.arange(20), Permutation(20, key)(np.arange(20))] += 1
-    chi_square = ((counts - 200) ** 2 / 200).sum()
+    chi_square = ((counts - 100) ** 2 / 100).sum()
     assert chi_square == pytest.approx(19 * 19, abs=6 * np.sqrt(2 * 19 * 19))
     big = Permutation(10_000, key=5)(np.arange(10_000))
     assert abs(np.corrcoef(big, np.arange(10_000))[0, 1]) < 0.04
@@ -240,7 +240,7 @@ def test_jagged_features_and_fields():
     assert list(sparse.keys) == ["m", "a", "b"]
     expected = [i for i in range(9) for _ in range(i % 3)]
     assert sparse.values.tolist() == [*expected, *range(9), *(i % 7 for i in range(9))]
-    assert sparse.lengths.tolist() == [*(i % 3 for i in range(9)), *[1] * 18]
+    assert np.diff(sparse.offsets).tolist() == [*(i % 3 for i in range(9)), *[1] * 18]
     loader = BatchLoader(
         Counting(9, jagged=True), 4, seed=0, shuffle=False, fields=["b", "m"], start=2
     )

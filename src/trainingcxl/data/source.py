@@ -21,9 +21,23 @@ def _open_criteo(where: str, options: OpenOptions) -> Dataset:
     return open_criteo(where, options)
 
 
+def _open_movielens(where: str, options: OpenOptions) -> Dataset:
+    from trainingcxl.data.movielens import open_movielens
+
+    return open_movielens(where, options)
+
+
+def _open_npy(where: str, options: OpenOptions) -> Dataset:
+    from trainingcxl.data.npy import open_npy
+
+    return open_npy(where, options)
+
+
 _KINDS: dict[str, Callable[[str, OpenOptions], Dataset]] = {
     "synthetic": _open_synthetic,
     "criteo": _open_criteo,
+    "movielens": _open_movielens,
+    "npy": _open_npy,
 }
 
 
