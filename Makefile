@@ -14,7 +14,7 @@ export PYTHON TORCH
 
 # Puts the tools of .venv first for one command only: set-up itself must see the system's Python.
 in_venv := PATH="$(CURDIR)/.venv/bin:$$PATH"
-cpp_files = $$(git ls-files --cached --others --exclude-standard 'csrc/*' 'tests/native/*')
+cpp_files = $$(git ls-files --cached --others --exclude-standard 'csrc/*' 'tests/native/*' | grep -E '\.(cc|h)$$')
 
 .PHONY: help
 help: ## list the targets
@@ -41,21 +41,25 @@ sanitize: set-up ## C++ unit tests under ASan + UBSan, then under TSan
 	@$(in_venv) bash tools/native_tests.sh build/asan -DTCXL_SANITIZE=address,undefined
 	@$(in_venv) bash tools/native_tests.sh build/tsan -DTCXL_SANITIZE=thread
 
-.PHONY: lint lint-python lint-types lint-layers lint-cpp lint-text
-lint: lint-python lint-types lint-layers lint-cpp lint-text ## all checks that run no code of ours
+.PHONY: lint lint-python lint-types lint-layers lint-format lint-warnings lint-text
+lint: lint-python lint-types lint-layers lint-format lint-warnings lint-text ## static checks
 lint-python: set-up
-	@$(in_venv) ruff check .
+	@$(in_venv) ruff check --output-format=concise .
 	@$(in_venv) ruff format --check .
 lint-types: set-up
 	@$(in_venv) mypy
 lint-layers: set-up
 	@$(in_venv) lint-imports --no-logo
-lint-cpp: set-up
-	@$(in_venv) clang-format --dry-run -Werror $(cpp_files)
+lint-format: set-up
+	@$(in_venv); for file in $(cpp_files); do \
+	  clang-format --dry-run -Werror "$$file" 2>/dev/null || wrong+=" $$file"; \
+	done; \
+	[ -z "$${wrong:-}" ] || { echo "not formatted ('make format'):$$wrong"; exit 1; }
+lint-warnings: set-up # of the core, its bindings and its tests
 	@$(in_venv) bash tools/native_tests.sh --build-only build/lint -DTCXL_WERROR=ON \
 	  -DCMAKE_CXX_FLAGS="-Wall -Wextra -Wconversion -Wshadow -Werror" \
 	  -DSKBUILD=ON -DSKBUILD_STATE=lint -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python" \
-	  -Dnanobind_ROOT="$$(.venv/bin/python -m nanobind --cmake_dir)" # bindings too
+	  -Dnanobind_ROOT="$$(.venv/bin/python -m nanobind --cmake_dir)"
 lint-text: set-up
 	@$(in_venv) codespell
 	@$(in_venv) python tools/tidy.py
