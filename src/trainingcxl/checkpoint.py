@@ -118,7 +118,7 @@ class FaultTolerantRun:
             dense_optimizer.register_step_post_hook(self._mark_dense_ahead)
         self._core.set_dense_every(self._dense_every)
         if pool.is_new:
-            self._core.capture(self._record_bytes(), self._dense_parts().pieces())
+            self._capture_now()
             pool.is_new = False
         else:
             self._restore()
@@ -329,8 +329,12 @@ class FaultTolerantRun:
             self._step_seconds += now - self._last_commit_at
         self._last_commit_at = now
 
+    def _capture_now(self) -> None:
+        parts = self._dense_parts()  # must outlive the call: the core copies from its addresses
+        self._core.capture(self._record_bytes(), parts.pieces())
+
     def _capture(self) -> None:
-        self._core.capture(self._record_bytes(), self._dense_parts().pieces())
+        self._capture_now()
         self._captures += 1
         if not self._is_auto or self._captures < 3:
             return
@@ -347,7 +351,7 @@ class FaultTolerantRun:
             raise PoolError("the dense optimizer has stepped beyond the committed batch\n  do:    commit first")
         self._core.wait_dense()
         if force or self._core.dense_batch != self.committed_batch:
-            self._core.capture(self._record_bytes(), self._dense_parts().pieces())
+            self._capture_now()
             self._core.wait_dense()
             self._core.commit_record(self._record_bytes())
 
