@@ -24,8 +24,8 @@ class Feature:
         name: Its name, unique in the data set.
         cardinality: Rows a table needs: every id is in [0, cardinality).
         is_jagged: Whether a sample may have any number of ids (multi-hot).
-        largest_source_id: Largest id before it was taken modulo `cardinality`; None when the
-            source has no numbers (strings) or was not looked at.
+        largest_source_id: Largest id before it was taken modulo `cardinality` (of hashed values:
+            after hashing); None where ids are computed.
     """
 
     name: str

@@ -33,11 +33,25 @@ def _open_npy(where: str, options: OpenOptions) -> Dataset:
     return open_npy(where, options)
 
 
+def _open_csv(where: str, options: OpenOptions) -> Dataset:
+    from trainingcxl.data.csv_source import open_csv
+
+    return open_csv(where, options)
+
+
+def _open_parquet(where: str, options: OpenOptions) -> Dataset:
+    from trainingcxl.data.parquet_source import open_parquet
+
+    return open_parquet(where, options)
+
+
 _KINDS: dict[str, Callable[[str, OpenOptions], Dataset]] = {
     "synthetic": _open_synthetic,
     "criteo": _open_criteo,
     "movielens": _open_movielens,
     "npy": _open_npy,
+    "csv": _open_csv,
+    "parquet": _open_parquet,
 }
 
 

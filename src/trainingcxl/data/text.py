@@ -45,14 +45,14 @@ class BadLines:
     limit: int
     found: list[str] = field(default_factory=list)
 
-    def report(self, path: Path, reasons: dict[int, str]) -> None:
-        """Add the bad lines of a block, by line number.
+    def report(self, path: Path, reasons: dict[int, str], *, unit: str = "line") -> None:
+        """Add the bad lines of a block, by line number; `unit` is what messages call them.
 
         Raises:
             DataError: More lines than allowed are bad; names the first one beyond.
         """
         for line in sorted(reasons):
-            text = f"{path}, line {line}: {reasons[line]}"
+            text = f"{path}, {unit} {line}: {reasons[line]}"
             if len(self.found) >= self.limit:
                 raise self.error(text)
             self.found.append(text)
@@ -200,10 +200,10 @@ def split_block(block: Block, separator: bytes, columns: int) -> FieldTable:
 
 
 def split_quoted(
-    lines: Iterator[str], first_line: int, path: Path
+    lines: Iterator[str], first_line: int, path: Path, separator: str
 ) -> Iterator[tuple[int, list[str]]]:
     """Parse CSV with quotes; yields (line number where the record starts, fields)."""
-    reader = csv.reader(lines, strict=True)
+    reader = csv.reader(lines, delimiter=separator, strict=True)
     begins = first_line
     while True:
         try:
