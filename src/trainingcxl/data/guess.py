@@ -14,7 +14,7 @@ from trainingcxl.data.schema import CsvFormat, DenseColumn, LabelColumn, Schema,
 from trainingcxl.data.text import read_blocks
 from trainingcxl.errors import DataError
 
-__all__ = ["guess_csv", "guess_parquet", "guess_schema"]
+__all__ = ["guess_csv", "guess_parquet", "guess_schema", "is_parquet"]
 
 _ROWS = 10_000
 _BYTES = 4 << 20
@@ -217,15 +217,23 @@ def guess_parquet(path: Path) -> Schema:
     return _schema(columns, CsvFormat(), path)
 
 
+def is_parquet(path: Path) -> bool:
+    """Return whether a file is Parquet, by its first bytes.
+
+    Raises:
+        DataError: It can't be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            return stream.read(4) == b"PAR1"
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from error
+
+
 def guess_schema(path: Path) -> Schema:
-    """Guess the schema of a file: Parquet by its first bytes, else text.
+    """Guess the schema of a Parquet file or a text table.
 
     Raises:
         DataError: The file can't be read, or no column looks like a category.
     """
-    try:
-        with path.open("rb") as stream:
-            is_parquet = stream.read(4) == b"PAR1"
-    except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
-    return guess_parquet(path) if is_parquet else guess_csv(path)
+    return guess_parquet(path) if is_parquet(path) else guess_csv(path)
