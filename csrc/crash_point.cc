@@ -1,0 +1,60 @@
+#include "crash_point.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <mutex>
+
+namespace tcxl {
+
+namespace internal {
+std::atomic<bool> crash_points_armed{false};
+}  // namespace internal
+
+namespace {
+
+struct Trap {
+  std::mutex mutex;
+  int64_t countdown = 0;
+  std::string name;
+  int report_fd = -1;
+  std::map<std::string, uint64_t> passed;
+};
+
+Trap& trap() {
+  static Trap the_trap;
+  return the_trap;
+}
+
+}  // namespace
+
+void internal::pass_crash_point(const char* name) {
+  Trap& t = trap();
+  const std::lock_guard lock(t.mutex);
+  ++t.passed[name];
+  if (t.countdown == 0 || std::strncmp(name, t.name.c_str(), t.name.size()) != 0 ||
+      --t.countdown > 0)
+    return;
+  if (t.report_fd >= 0 && ::write(t.report_fd, name, std::strlen(name)) < 0) t.report_fd = -1;
+  ::kill(::getpid(), SIGKILL);
+  while (true) ::pause();  // no store after the point, should the signal take its time
+}
+
+void arm_crash_points(int64_t countdown, const std::string& name, int report_fd) {
+  Trap& t = trap();
+  const std::lock_guard lock(t.mutex);
+  t.countdown = countdown > 0 ? countdown : 0;
+  t.name = name;
+  t.report_fd = report_fd;
+  t.passed.clear();
+  internal::crash_points_armed = countdown >= 0;
+}
+
+std::map<std::string, uint64_t> crash_points_passed() {
+  Trap& t = trap();
+  const std::lock_guard lock(t.mutex);
+  return t.passed;
+}
+
+}  // namespace tcxl
