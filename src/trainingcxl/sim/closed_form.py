@@ -126,22 +126,26 @@ def solve(schedule: Schedule, *, rounds: int = ROUNDS) -> Solution:
     for batch in range(_BATCHES_MAX):
         done: dict[str, float] = {}
         ends.append(done)
+        begun = float("inf")
         for step, times, fill in plan:
             ready = 0.0
             for edge in step.after:
                 if edge.batches_back <= batch:
                     ready = max(ready, ends[batch - edge.batches_back][edge.step])
-            ready += step.latency_s
-            active = _place(tracks, times, ready)
+            begun = min(begun, ready)
+            active = _place(tracks, times, ready + step.latency_s)
             end = active[-1][1] + fill
             active[0] = (active[0][0] - step.latency_s, active[0][1])
             active[-1] = (active[-1][0], end)
             done[step.name] = end
-            spans.append(Span(batch, step.name, ready - step.latency_s, end, tuple(active)))
+            spans.append(Span(batch, step.name, ready, end, tuple(active)))
         finished.append(max(done.values()))
+        if batch >= 2 and begun >= finished[-2]:
+            # This batch began when the last one had ended: all batches are alike from here on.
+            return _steady(finished, spans, look_ahead=0)
         if _is_steady(finished):
             break
-    return _steady(finished, spans)
+    return _steady(finished, spans, look_ahead=_LOOK_AHEAD)
 
 
 def _is_steady(finished: list[float]) -> bool:
@@ -152,14 +156,14 @@ def _is_steady(finished: list[float]) -> bool:
     return max(last) - min(last) <= _TOLERANCE * max(last)
 
 
-def _steady(finished: list[float], spans: list[Span]) -> Solution:
+def _steady(finished: list[float], spans: list[Span], *, look_ahead: int) -> Solution:
     # Alternating patterns never become equal; an average over an even number of batches is exact.
     count = (len(finished) - 1) // 2 // 2 * 2 or 1
-    start, end = finished[-1 - count], finished[-1]
-    period = (end - start) / count
+    period = (finished[-1] - finished[-1 - count]) / count
+    start = finished[-2 - look_ahead]
     return Solution(
         seconds_per_batch=period,
         first_batch_s=finished[0],
-        window=(finished[-2 - _LOOK_AHEAD], finished[-2 - _LOOK_AHEAD] + period),
+        window=(start, start + period),
         spans=tuple(spans),
     )

@@ -2,8 +2,9 @@
 
 It runs the same schedule as the closed form but never computes a phase total: a step is cut into
 chunks, each chunk queues for one server per stage, and a step ends when its last chunk leaves. A
-queue serves the earlier batch first, then the earlier step of the schedule, then arrival order; a
-chunk in service is not interrupted.
+queue serves the earlier batch first, then the earlier step of the schedule, then the earlier chunk;
+a chunk in service is not interrupted. Steps that share the first word of their name (the same phase
+on several devices) are equals: their chunks take turns.
 """
 
 import heapq
@@ -49,12 +50,12 @@ class _Server:
     def __init__(self, env: simpy.Environment, ledger: Ledger) -> None:
         self.env = env
         self.ledger = ledger
-        self.queue: list[tuple[tuple[int, int], int, float, float, Callable[[], None]]] = []
+        self.queue: list[tuple[tuple[int, int, int], int, float, float, Callable[[], None]]] = []
         self.order = 0
         self.is_busy = False
 
     def submit(
-        self, priority: tuple[int, int], seconds: float, moved: float, done: Callable[[], None]
+        self, priority: tuple[int, int, int], seconds: float, moved: float, done: Callable[[], None]
     ) -> None:
         self.ledger.bytes_in += moved
         self.order += 1
@@ -140,6 +141,8 @@ class _Runner:
         }
         self.plans = [[_plan(s, step, rounds) for step in s.steps] for s in schedules]
         self.index = {step.name: i for i, step in enumerate(first.steps)}
+        kinds = list(dict.fromkeys(step.name.split(" ")[0] for step in first.steps))
+        self.rank = {s.name: kinds.index(s.name.split(" ")[0]) for s in first.steps}
         self.waiting: dict[tuple[int, str], int] = {}
         self.released: dict[tuple[int, str], list[tuple[int, str]]] = {}
         self.starts: dict[tuple[int, str], float] = {}
@@ -179,7 +182,7 @@ class _Runner:
         timeout.callbacks.append(lambda _: self._release_chunks(key, plan))
 
     def _release_chunks(self, key: tuple[int, str], plan: _Plan) -> None:
-        priority = (key[0], self.index[key[1]])
+        batch, rank = key[0], self.rank[key[1]]
         left = [plan.num_chunks]
         self.num_chunks += plan.num_chunks
         active = self.active.setdefault(key, [])
@@ -200,7 +203,7 @@ class _Runner:
                 _extend(active, self.env.now - seconds[chunk], self.env.now)
                 visit(chunk, stage + 1)
 
-            server.submit(priority, seconds[chunk], moved[chunk], served)
+            server.submit((batch, rank, chunk), seconds[chunk], moved[chunk], served)
 
         for chunk in range(plan.num_chunks):
             visit(chunk, 0)

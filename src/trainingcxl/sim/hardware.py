@@ -6,6 +6,7 @@ when it is fitted. A user's file and `--set` options override single keys.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +188,11 @@ class Hardware:
         return tree.freeze()
 
 
+@cache
+def _shipped() -> dict[str, Any]:
+    return read_toml(DATA / "hardware.toml")
+
+
 class _Tree:
     """Dotted keys being merged from several files before they are checked and frozen."""
 
@@ -197,7 +203,7 @@ class _Tree:
         self.notes = notes
         self.places = places
         self.is_sealed = bool(values)
-        self.presets: dict[str, Any] = read_toml(DATA / "hardware.toml")["links"]
+        self.presets: dict[str, Any] = _shipped()["links"]
 
     def assign(self, key: str, value: Any, *, where: str, note: Note) -> None:
         if self.is_sealed and key not in self.values and not self._is_new_medium(key):
@@ -302,10 +308,9 @@ def load_hardware(
     Raises:
         ParameterError: An unknown key, a wrong unit, a value out of range; names file and key.
     """
-    shipped = DATA / "hardware.toml"
     tree = _Tree({}, {}, {})
-    source = {k: v for k, v in read_toml(shipped).items() if k != "links"}
-    tree.merge(source, where=shipped.name, default=Note("C", "not stated"))
+    source = {k: v for k, v in _shipped().items() if k != "links"}
+    tree.merge(source, where="hardware.toml", default=Note("C", "not stated"))
     tree.is_sealed = True
     if calibrated:
         file = read_toml(DATA / "calibration.toml")

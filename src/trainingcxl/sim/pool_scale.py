@@ -3,8 +3,8 @@
 The relaxed schedule (CXL) is kept. Tables are dealt to devices; with more devices than tables a
 table is striped by rows over several, and each of them sends its partial sum of every bag it has a
 row of. Every GPU trains a batch of its own, so the load grows with the GPUs; the dense gradients
-are averaged over a ring of the GPU links. The relaxed dense log (a hundredth of the MLP parameters per
-batch, spread over all devices) is left out.
+are averaged over a ring of the GPU links. The relaxed dense log (a hundredth of the MLP parameters
+per batch, spread over all devices) is left out.
 
 `pool_schedule` describes one device, the busiest, and the shared levels for the closed form;
 `pool_schedule_explicit` names every device and switch for the event-driven engine.

@@ -44,7 +44,10 @@ def zipf_rows(
     low, high = head + 0.5, rows + 0.5
     tail = integral(low, high) if rows > head else 0.0
     drawn = rng.random(count) * (mass[-1] + tail)
-    ranks = np.searchsorted(mass, np.minimum(drawn, mass[-1]), side="left").astype(np.int64)
+    # Sorted keys walk the table in order, which is several times faster than at random.
+    order = np.argsort(drawn)
+    ranks = np.empty(count, dtype=np.int64)
+    ranks[order] = np.searchsorted(mass, np.minimum(drawn[order], mass[-1]), side="left")
     beyond = drawn > mass[-1]
     if beyond.any():
         excess = drawn[beyond] - mass[-1]
