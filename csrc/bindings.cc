@@ -1,5 +1,6 @@
-// The Python face of the core. Converts, checks, releases the GIL; no logic. Arrays cross as buffer views and are
-// never copied (noconvert), so a wrong dtype or stride is an error and not a lost result.
+// The Python face of the core. Converts, checks, releases the GIL; no logic. Arrays cross as buffer
+// views and are never copied (noconvert), so a wrong dtype or stride is an error and not a lost
+// result.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -12,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "bind_crash_point.h"
 #include "bind_synthetic.h"
 #include "crc32c.h"
 #include "engine.h"
@@ -38,7 +40,8 @@ bool is_int32(const Integers& array, const char* what) {
   throw nb::type_error(text(what, " must be int32 or int64").c_str());
 }
 
-GroupInput group_input(size_t group, int64_t bags, const Integers& values, const Integers& offsets, const std::optional<Floats1>& weights) {
+GroupInput group_input(size_t group, int64_t bags, const Integers& values, const Integers& offsets,
+                       const std::optional<Floats1>& weights) {
   GroupInput in;
   in.group = group;
   in.bags = bags;
@@ -49,15 +52,19 @@ GroupInput group_input(size_t group, int64_t bags, const Integers& values, const
   in.offsets_are_int32 = is_int32(offsets, "offsets");
   in.num_offsets = static_cast<int64_t>(offsets.shape(0));
   if (weights) {
-    if (weights->shape(0) != values.shape(0)) fail(ErrorKind::kValue, "there are ", weights->shape(0), " per-sample weights for ", values.shape(0), " indices");
+    if (weights->shape(0) != values.shape(0))
+      fail(ErrorKind::kValue, "there are ", weights->shape(0), " per-sample weights for ",
+           values.shape(0), " indices");
     in.weights = weights->data();
-    if (in.weights == nullptr) in.weights = reinterpret_cast<const float*>(alignof(float));  // empty, but given
+    if (in.weights == nullptr)
+      in.weights = reinterpret_cast<const float*>(alignof(float));  // empty, but given
   }
   return in;
 }
 
 DurabilityLevel parse_durability(const std::string& name) {
-  for (const auto level : {DurabilityLevel::kNone, DurabilityLevel::kProcess, DurabilityLevel::kPower}) {
+  for (const auto level :
+       {DurabilityLevel::kNone, DurabilityLevel::kProcess, DurabilityLevel::kPower}) {
     if (name == durability_name(level)) return level;
   }
   fail(ErrorKind::kValue, "durability is '", name, "', expected 'process' or 'power'");
@@ -66,14 +73,18 @@ DurabilityLevel parse_durability(const std::string& name) {
 // Everything of one open pool, in the order of its layers.
 class CorePool {
  public:
-  CorePool(const std::string& path, const std::string& device, const std::string& durability, bool read_only, bool unlocked, bool trust_after_reboot,
-           bool force_fsdax, bool sparse)
-      : store_(OpenOptions{path, device, parse_durability(durability), read_only, unlocked, trust_after_reboot, force_fsdax, sparse}),
-        undo_(store_), dense_(store_) {}
+  CorePool(const std::string& path, const std::string& device, const std::string& durability,
+           bool read_only, bool unlocked, bool trust_after_reboot, bool force_fsdax, bool sparse)
+      : store_(OpenOptions{path, device, parse_durability(durability), read_only, unlocked,
+                           trust_after_reboot, force_fsdax, sparse}),
+        undo_(store_),
+        dense_(store_) {}
 
   Store& store() { return store_; }
   DenseLog& dense() { return dense_; }
-  std::optional<Generation> evidence() const { return store_.slot() ? dense_.newest_valid(*store_.slot()) : std::nullopt; }
+  std::optional<Generation> evidence() const {
+    return store_.slot() ? dense_.newest_valid(*store_.slot()) : std::nullopt;
+  }
   Engine& engine() {
     if (!engine_) fail(ErrorKind::kPool, "pool '", store_.path(), "' is closed or was not started");
     return *engine_;
@@ -83,10 +94,17 @@ class CorePool {
     if (!store_.is_read_only()) store_.mark_open();
     return report_;
   }
-  void start(const EngineOptions& options) { engine_ = std::make_unique<Engine>(store_, undo_, dense_, report_.resumed_batch, options); }
+  void drop_announced() {
+    if (engine_)
+      engine_->drop_announced();  // a loop over batches may end after the pool was closed
+  }
+  void start(const EngineOptions& options) {
+    engine_ = std::make_unique<Engine>(store_, undo_, dense_, report_.resumed_batch, options);
+  }
   void close(bool is_clean) {
     engine_.reset();
     if (is_clean && !store_.is_read_only()) store_.mark_clean();
+    store_.unlock();
   }
 
  private:
@@ -113,9 +131,12 @@ nb::dict report_dict(const RecoveryReport& r) {
 nb::dict stats_dict(const Stats& s) {
   nb::dict d;
 #define FIELD(name) d[#name] = s.name
-  FIELD(batches), FIELD(lookups), FIELD(rows), FIELD(rows_handed_over), FIELD(log_bytes), FIELD(dense_bytes);
-  FIELD(unannounced), FIELD(log_growths), FIELD(lookup_ns), FIELD(flag_wait_ns), FIELD(log_inline_ns), FIELD(update_ns);
-  FIELD(commit_ns), FIELD(dense_wait_ns), FIELD(background_log_ns), FIELD(background_sort_ns), FIELD(background_dense_ns);
+  FIELD(batches), FIELD(lookups), FIELD(rows), FIELD(rows_handed_over), FIELD(log_bytes),
+      FIELD(dense_bytes);
+  FIELD(unannounced), FIELD(log_growths), FIELD(lookup_ns), FIELD(flag_wait_ns),
+      FIELD(log_inline_ns), FIELD(update_ns);
+  FIELD(commit_ns), FIELD(dense_wait_ns), FIELD(background_log_ns), FIELD(background_sort_ns),
+      FIELD(background_dense_ns);
   FIELD(dense_copy_ns);
 #undef FIELD
   return d;
@@ -161,9 +182,14 @@ nb::dict info_dict(CorePool& pool) {
   return d;
 }
 
-size_t add_table(CorePool& pool, const std::string& name, uint64_t rows, uint32_t dim, uint32_t optimizer, uint64_t seed, uint64_t key, float scale) {
-  if (name.empty() || name.size() >= layout::kTableNameBytes) fail(ErrorKind::kValue, "table name '", name, "' must have 1 to ", layout::kTableNameBytes - 1, " bytes");
-  if (rows == 0 || dim == 0) fail(ErrorKind::kValue, "table '", name, "' has ", rows, " rows of dim ", dim, "; both must be at least 1");
+size_t add_table(CorePool& pool, const std::string& name, uint64_t rows, uint32_t dim,
+                 uint32_t optimizer, uint64_t seed, uint64_t key, float scale) {
+  if (name.empty() || name.size() >= layout::kTableNameBytes)
+    fail(ErrorKind::kValue, "table name '", name, "' must have 1 to ", layout::kTableNameBytes - 1,
+         " bytes");
+  if (rows == 0 || dim == 0)
+    fail(ErrorKind::kValue, "table '", name, "' has ", rows, " rows of dim ", dim,
+         "; both must be at least 1");
   layout::TableRecord record{};
   std::memcpy(record.name, name.data(), name.size());
   record.rows = rows;
@@ -181,9 +207,12 @@ const Table& table_at(CorePool& pool, size_t index) {
   return tables[index];
 }
 
-// Views of a column, [rows][width] float32; they keep the pool alive, closing the pool leaves them mapped.
-nb::ndarray<nb::numpy, float, nb::ndim<2>> column(nb::handle owner, float* data, uint64_t rows, uint64_t width) {
-  return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, {static_cast<size_t>(rows), static_cast<size_t>(width)}, owner);
+// Views of a column, [rows][width] float32; they keep the pool alive, closing the pool leaves them
+// mapped.
+nb::ndarray<nb::numpy, float, nb::ndim<2>> column(nb::handle owner, float* data, uint64_t rows,
+                                                  uint64_t width) {
+  return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
+      data, {static_cast<size_t>(rows), static_cast<size_t>(width)}, owner);
 }
 
 void initialize(CorePool& pool, size_t index, uint64_t begin, uint64_t end) {
@@ -194,7 +223,8 @@ void initialize(CorePool& pool, size_t index, uint64_t begin, uint64_t end) {
   nb::gil_scoped_release released;
   pool.store().check_alive();
   float* weight = table.view.weight + begin * dim;
-  initialize_rows(weight, table.view.dim, begin, end, table.record.init_seed, table.record.init_key, table.record.init_scale);
+  initialize_rows(table.view.weight, table.view.dim, begin, end, table.record.init_seed,
+                  table.record.init_key, table.record.init_scale);
   pool.store().persistence().flush(weight, (end - begin) * dim * sizeof(float));
   if (states > 0) {
     float* state = table.view.state + begin * states;
@@ -227,63 +257,108 @@ void translate(const std::exception_ptr& pointer, void*) {
 
 void bind_engine(nb::class_<CorePool>& pool) {
   const auto nogil = nb::call_guard<nb::gil_scoped_release>();
-  pool.def("add_group", [](CorePool& self, const std::vector<std::tuple<std::string, size_t, uint32_t, int64_t, int64_t>>& features, int64_t stride) {
-    Group group;
-    group.stride = stride;
-    for (const auto& [name, table, pooling, col, padding] : features) {
-      const int64_t dim = table_at(self, table).view.dim;
-      if (col < 0 || col + dim > stride) fail(ErrorKind::kValue, "feature '", name, "' does not fit the pooled output");
-      group.features.push_back({name, table, static_cast<Pooling>(pooling), col, padding});
-    }
-    return self.engine().add_group(group);
-  }, "features"_a, "stride"_a);
-  pool.def("announce", [](CorePool& self, const std::vector<InputTuple>& inputs) {
-    std::vector<GroupInput> converted;
-    for (const auto& [group, bags, values, offsets, weights] : inputs) converted.push_back(group_input(group, bags, values, offsets, weights));
-    nb::gil_scoped_release released;
-    return self.engine().announce(converted);
-  }, "inputs"_a);
-  pool.def("lookup", [](CorePool& self, size_t group, int64_t bags, const Integers& values, const Integers& offsets, const std::optional<Floats1>& weights, OutFloats2 out) {
-    const GroupInput input = group_input(group, bags, values, offsets, weights);
-    if (static_cast<int64_t>(out.shape(0)) != bags || static_cast<int64_t>(out.shape(1)) != self.engine().group(group).stride) fail(ErrorKind::kValue, "the pooled output has the wrong shape");
-    nb::gil_scoped_release released;
-    return self.engine().lookup(input, out.data());
-  }, "group"_a, "bags"_a, "values"_a.noconvert(), "offsets"_a.noconvert(), "weights"_a.noconvert().none(), "out"_a.noconvert());
-  pool.def("per_sample_weight_grad", [](CorePool& self, const Lookup& lookup, Floats2 grad, OutFloats1 out) {
-    if (static_cast<int64_t>(grad.shape(0)) != lookup.batch().bags || out.shape(0) < lookup.batch().ids.size()) fail(ErrorKind::kValue, "gradient and lookup have different shapes");
-    nb::gil_scoped_release released;
-    self.engine().per_sample_weight_grad(lookup, grad.data(), out.data());
-  }, "lookup"_a, "grad"_a.noconvert(), "out"_a.noconvert());
-  pool.def("prepare", [](CorePool& self, const std::vector<std::pair<std::shared_ptr<Lookup>, Floats2>>& parts, uint64_t through) {
-    std::vector<Part> converted;
-    for (const auto& [lookup, grad] : parts) {
-      const GroupBatch& batch = lookup->batch();
-      if (static_cast<int64_t>(grad.shape(0)) != batch.bags || static_cast<int64_t>(grad.shape(1)) != self.engine().group(batch.group).stride) fail(ErrorKind::kValue, "gradient and lookup have different shapes");
-      converted.push_back({lookup, grad.data()});
-    }
-    nb::gil_scoped_release released;
-    self.engine().prepare(converted, through);
-  }, "parts"_a, "through"_a);
+  pool.def(
+      "add_group",
+      [](CorePool& self,
+         const std::vector<std::tuple<std::string, size_t, uint32_t, int64_t, int64_t>>& features,
+         int64_t stride) {
+        Group group;
+        group.stride = stride;
+        for (const auto& [name, table, pooling, col, padding] : features) {
+          const int64_t dim = table_at(self, table).view.dim;
+          if (col < 0 || col + dim > stride)
+            fail(ErrorKind::kValue, "feature '", name, "' does not fit the pooled output");
+          group.features.push_back({name, table, static_cast<Pooling>(pooling), col, padding});
+        }
+        return self.engine().add_group(group);
+      },
+      "features"_a, "stride"_a);
+  pool.def(
+      "announce",
+      [](CorePool& self, const std::vector<InputTuple>& inputs) {
+        std::vector<GroupInput> converted;
+        for (const auto& [group, bags, values, offsets, weights] : inputs)
+          converted.push_back(group_input(group, bags, values, offsets, weights));
+        nb::gil_scoped_release released;
+        return self.engine().announce(converted);
+      },
+      "inputs"_a);
+  pool.def(
+      "lookup",
+      [](CorePool& self, size_t group, int64_t bags, const Integers& values,
+         const Integers& offsets, const std::optional<Floats1>& weights, OutFloats2 out) {
+        const GroupInput input = group_input(group, bags, values, offsets, weights);
+        if (static_cast<int64_t>(out.shape(0)) != bags ||
+            static_cast<int64_t>(out.shape(1)) != self.engine().group(group).stride)
+          fail(ErrorKind::kValue, "the pooled output has the wrong shape");
+        nb::gil_scoped_release released;
+        return self.engine().lookup(input, out.data());
+      },
+      "group"_a, "bags"_a, "values"_a.noconvert(), "offsets"_a.noconvert(),
+      "weights"_a.noconvert().none(), "out"_a.noconvert());
+  pool.def(
+      "per_sample_weight_grad",
+      [](CorePool& self, const Lookup& lookup, Floats2 grad, OutFloats1 out) {
+        if (static_cast<int64_t>(grad.shape(0)) != lookup.batch().bags ||
+            out.shape(0) < lookup.batch().ids.size())
+          fail(ErrorKind::kValue, "gradient and lookup have different shapes");
+        nb::gil_scoped_release released;
+        self.engine().per_sample_weight_grad(lookup, grad.data(), out.data());
+      },
+      "lookup"_a, "grad"_a.noconvert(), "out"_a.noconvert());
+  pool.def(
+      "prepare",
+      [](CorePool& self, const std::vector<std::pair<std::shared_ptr<Lookup>, Floats2>>& parts,
+         uint64_t through) {
+        std::vector<Part> converted;
+        for (const auto& [lookup, grad] : parts) {
+          const GroupBatch& batch = lookup->batch();
+          if (static_cast<int64_t>(grad.shape(0)) != batch.bags ||
+              static_cast<int64_t>(grad.shape(1)) != self.engine().group(batch.group).stride)
+            fail(ErrorKind::kValue, "gradient and lookup have different shapes");
+          converted.push_back({lookup, grad.data()});
+        }
+        nb::gil_scoped_release released;
+        self.engine().prepare(converted, through);
+      },
+      "parts"_a, "through"_a);
   pool.def("grad_norm_sq", [](CorePool& self) { return self.engine().grad_norm_sq(); }, nogil);
-  pool.def("commit", [](CorePool& self, const std::vector<std::pair<float, float>>& settings, float scale, nb::bytes resume) {
-    if (settings.size() != self.store().tables().size()) fail(ErrorKind::kValue, "there must be one setting per table");
-    std::vector<RowSettings> rows;
-    for (const auto& [lr, eps] : settings) rows.push_back({lr, eps});
-    const std::string record(resume.c_str(), resume.size());
-    nb::gil_scoped_release released;
-    return self.engine().commit(rows, scale, record);
-  }, "settings"_a, "grad_scale"_a, "resume"_a);
-  pool.def("commit_record", [](CorePool& self, nb::bytes resume) { self.engine().commit_record(std::string(resume.c_str(), resume.size())); }, "resume"_a);
-  pool.def("drop_announced", [](CorePool& self) { self.engine().drop_announced(); }, nogil);
-  pool.def("capture", [](CorePool& self, nb::bytes resume, const std::vector<std::pair<uint64_t, uint64_t>>& parts) {
-    std::vector<DenseLog::Part> converted;
-    for (const auto& [address, bytes] : parts) converted.push_back({reinterpret_cast<const void*>(address), bytes});
-    const std::string record(resume.c_str(), resume.size());
-    nb::gil_scoped_release released;
-    self.engine().capture(record, converted);
-  }, "resume"_a, "parts"_a);
+  pool.def(
+      "commit",
+      [](CorePool& self, const std::vector<std::pair<float, float>>& settings, float scale,
+         nb::bytes resume) {
+        if (settings.size() != self.store().tables().size())
+          fail(ErrorKind::kValue, "there must be one setting per table");
+        std::vector<RowSettings> rows;
+        for (const auto& [lr, eps] : settings) rows.push_back({lr, eps});
+        const std::string record(resume.c_str(), resume.size());
+        nb::gil_scoped_release released;
+        return self.engine().commit(rows, scale, record);
+      },
+      "settings"_a, "grad_scale"_a, "resume"_a);
+  pool.def(
+      "commit_record",
+      [](CorePool& self, nb::bytes resume) {
+        self.engine().commit_record(std::string(resume.c_str(), resume.size()));
+      },
+      "resume"_a);
+  pool.def("drop_announced", &CorePool::drop_announced, nogil);
+  pool.def(
+      "capture",
+      [](CorePool& self, nb::bytes resume,
+         const std::vector<std::pair<uint64_t, uint64_t>>& parts) {
+        std::vector<DenseLog::Part> converted;
+        for (const auto& [address, bytes] : parts)
+          converted.push_back({reinterpret_cast<const void*>(address), bytes});
+        const std::string record(resume.c_str(), resume.size());
+        nb::gil_scoped_release released;
+        self.engine().capture(record, converted);
+      },
+      "resume"_a, "parts"_a);
   pool.def("wait_dense", [](CorePool& self) { self.engine().wait_dense(); }, nogil);
-  pool.def("set_dense_every", [](CorePool& self, uint64_t k) { self.engine().set_dense_every(k); }, "batches"_a);
+  pool.def(
+      "set_dense_every", [](CorePool& self, uint64_t k) { self.engine().set_dense_every(k); },
+      "batches"_a);
   pool.def("is_dense_due", [](CorePool& self) { return self.engine().is_dense_due(); });
   pool.def_prop_ro("committed", [](CorePool& self) { return self.engine().committed(); });
   pool.def_prop_ro("dense_batch", [](CorePool& self) { return self.engine().dense_batch(); });
@@ -292,25 +367,41 @@ void bind_engine(nb::class_<CorePool>& pool) {
 }
 
 void bind_pool(nb::module_& m) {
-  nb::class_<Lookup>(m, "Lookup", "What one lookup call read; kept until its gradient is committed.")
+  nb::class_<Lookup>(m, "Lookup",
+                     "What one lookup call read; kept until its gradient is committed.")
       .def_prop_ro("is_announced", [](const Lookup& self) { return self.step != nullptr; })
       .def_prop_ro("is_filtered", [](const Lookup& self) { return self.batch().is_filtered; });
-  nb::class_<CorePool> pool(m, "Pool", "One open pool: files, logs, engine. Private; use trainingcxl.Pool.");
-  pool.def("__init__", [](CorePool* self, const std::string& path, const std::string& device, const std::string& durability, bool read_only, bool unlocked, bool trust_after_reboot, bool force_fsdax, bool sparse) {
-    nb::gil_scoped_release released;
-    new (self) CorePool(path, device, durability, read_only, unlocked, trust_after_reboot, force_fsdax, sparse);
-  }, "path"_a, "device"_a, "durability"_a, "read_only"_a, "unlocked"_a, "trust_after_reboot"_a, "force_fsdax"_a, "sparse"_a);
-  pool.def("recover", [](CorePool& self, bool exact) {
-    RecoveryReport report;
-    {
-      nb::gil_scoped_release released;
-      report = self.recover(exact);
-    }
-    return report_dict(report);
-  }, "exact"_a);
-  pool.def("start", [](CorePool& self, int threads, uint64_t lookahead, uint64_t log_bytes, uint64_t rows_per_batch_max, bool without_log) {
-    self.start({threads, lookahead, log_bytes, rows_per_batch_max, without_log});
-  }, "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "without_log"_a);
+  nb::class_<CorePool> pool(m, "Pool",
+                            "One open pool: files, logs, engine. Private; use trainingcxl.Pool.");
+  pool.def(
+      "__init__",
+      [](CorePool* self, const std::string& path, const std::string& device,
+         const std::string& durability, bool read_only, bool unlocked, bool trust_after_reboot,
+         bool force_fsdax, bool sparse) {
+        nb::gil_scoped_release released;
+        new (self) CorePool(path, device, durability, read_only, unlocked, trust_after_reboot,
+                            force_fsdax, sparse);
+      },
+      "path"_a, "device"_a, "durability"_a, "read_only"_a, "unlocked"_a, "trust_after_reboot"_a,
+      "force_fsdax"_a, "sparse"_a);
+  pool.def(
+      "recover",
+      [](CorePool& self, bool exact) {
+        RecoveryReport report;
+        {
+          nb::gil_scoped_release released;
+          report = self.recover(exact);
+        }
+        return report_dict(report);
+      },
+      "exact"_a);
+  pool.def(
+      "start",
+      [](CorePool& self, int threads, uint64_t lookahead, uint64_t log_bytes,
+         uint64_t rows_per_batch_max, bool without_log) {
+        self.start({threads, lookahead, log_bytes, rows_per_batch_max, without_log});
+      },
+      "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "without_log"_a);
   pool.def("info", &info_dict);
   pool.def("tables", &tables_list);
   pool.def("slot", [](CorePool& self) -> nb::object {
@@ -324,13 +415,15 @@ void bind_pool(nb::module_& m) {
     d["resume"] = nb::bytes(resume.data(), resume.size());
     return d;
   });
-  pool.def("dense_blob", [](nb::handle self) -> nb::object {  // bytes of the newest generation, a view
-    CorePool& core = nb::cast<CorePool&>(self);
-    if (!core.dense().newest()) return nb::none();
-    const Generation& g = *core.dense().newest();
-    auto* data = reinterpret_cast<uint8_t*>(const_cast<std::byte*>(core.dense().blob(g)));
-    return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(data, {static_cast<size_t>(g.header.blob_bytes)}, self));
-  });
+  pool.def("dense_blob",
+           [](nb::handle self) -> nb::object {  // bytes of the newest generation, a view
+             CorePool& core = nb::cast<CorePool&>(self);
+             if (!core.dense().newest()) return nb::none();
+             const Generation& g = *core.dense().newest();
+             auto* data = reinterpret_cast<uint8_t*>(const_cast<std::byte*>(core.dense().blob(g)));
+             return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(
+                 data, {static_cast<size_t>(g.header.blob_bytes)}, self));
+           });
   pool.def("dense_resume", [](CorePool& self) -> nb::object {
     if (!self.dense().newest()) return nb::none();
     const std::string resume = self.dense().read_resume(*self.dense().newest());
@@ -356,23 +449,33 @@ void bind_pool(nb::module_& m) {
     }
     return bytes;
   });
-  pool.def("add_table", &add_table, "name"_a, "rows"_a, "dim"_a, "optimizer"_a, "seed"_a, "key"_a, "scale"_a);
+  pool.def("add_table", &add_table, "name"_a, "rows"_a, "dim"_a, "optimizer"_a, "seed"_a, "key"_a,
+           "scale"_a);
   pool.def("initialize_rows", &initialize, "table"_a, "begin"_a, "end"_a);
   pool.def("commit_tables", [](CorePool& self) { self.store().commit_tables(); });
-  pool.def("weight", [](nb::handle self, size_t index) {
-    const Table& t = table_at(nb::cast<CorePool&>(self), index);
-    return column(self, t.view.weight, t.view.rows, static_cast<uint64_t>(t.view.dim));
-  }, "table"_a);
-  pool.def("state", [](nb::handle self, size_t index) {
-    const Table& t = table_at(nb::cast<CorePool&>(self), index);
-    return column(self, t.view.state, t.view.rows, static_cast<uint64_t>(state_dim(t.view.optimizer, t.view.dim)));
-  }, "table"_a);
+  pool.def(
+      "weight",
+      [](nb::handle self, size_t index) {
+        const Table& t = table_at(nb::cast<CorePool&>(self), index);
+        return column(self, t.view.weight, t.view.rows, static_cast<uint64_t>(t.view.dim));
+      },
+      "table"_a);
+  pool.def(
+      "state",
+      [](nb::handle self, size_t index) {
+        const Table& t = table_at(nb::cast<CorePool&>(self), index);
+        return column(self, t.view.state, t.view.rows,
+                      static_cast<uint64_t>(state_dim(t.view.optimizer, t.view.dim)));
+      },
+      "table"_a);
   pool.def("verify", [](CorePool& self) {
     std::vector<std::tuple<std::string, std::string, std::string>> out;
     for (const Damage& d : verify(self.store())) out.emplace_back(d.region, d.where, d.what);
     return out;
   });
-  pool.def("sync", [](CorePool& self) { self.store().sync_all(); }, nb::call_guard<nb::gil_scoped_release>());
+  pool.def(
+      "sync", [](CorePool& self) { self.store().sync_all(); },
+      nb::call_guard<nb::gil_scoped_release>());
   pool.def("close", &CorePool::close, "is_clean"_a, nb::call_guard<nb::gil_scoped_release>());
   bind_engine(pool);
 }
@@ -386,13 +489,19 @@ NB_MODULE(_core, m) {
   nb::register_exception_translator(translate);
   bind_pool(m);
   bind_synthetic(m);
+  bind_crash_point(m);
   m.def("discard_pool", &discard_pool, "path"_a);
-  m.def("crc32c", [](nb::bytes data, uint32_t crc) { return crc32c(crc, data.c_str(), data.size()); }, "data"_a, "crc"_a = 0);
+  m.def(
+      "crc32c", [](nb::bytes data, uint32_t crc) { return crc32c(crc, data.c_str(), data.size()); },
+      "data"_a, "crc"_a = 0);
   m.def("isa", [] { return std::string(isa_name(current_isa())); });
-  m.def("use_isa", [](const std::string& name) {
-    for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
-      if (name == isa_name(isa)) return use_isa(isa);
-    }
-    throw nb::value_error("unknown vector width");
-  }, "name"_a);
+  m.def(
+      "use_isa",
+      [](const std::string& name) {
+        for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
+          if (name == isa_name(isa)) return use_isa(isa);
+        }
+        throw nb::value_error("unknown vector width");
+      },
+      "name"_a);
 }

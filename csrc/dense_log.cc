@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "crash_point.h"
 #include "crc32c.h"
 #include "errors.h"
 
@@ -11,21 +12,27 @@ namespace tcxl {
 using namespace layout;
 
 namespace {
-constexpr uint64_t kSliceBytes = 256 << 10;  // short enough that an announced batch never waits long for its log
+constexpr uint64_t kSliceBytes =
+    256 << 10;  // short enough that an announced batch never waits long for its log
 }
 
 std::string DenseLog::check_area(uint32_t area, Generation& out) const {
   const GeometryHeader& g = store_.geometry();
   if (g.dense_bytes[area] < kDenseBlob) return "no area";
-  if (g.dense_offset[area] > store_.log().bytes() || g.dense_bytes[area] > store_.log().bytes() - g.dense_offset[area]) return "area outside the log";
+  if (g.dense_offset[area] > store_.log().bytes() ||
+      g.dense_bytes[area] > store_.log().bytes() - g.dense_offset[area])
+    return "area outside the log";
   const std::byte* base = store_.log().base() + g.dense_offset[area];
   DenseHeader h;
   std::memcpy(&h, base, sizeof h);
   if (h.magic == 0) return "empty";
   if (h.magic != kDenseMagic || h.crc != store_.checksum(h)) return "header has a wrong checksum";
-  if (h.resume_bytes > kResumeBytesMax || h.blob_bytes > g.dense_bytes[area] - kDenseBlob) return "header names more bytes than the area has";
-  if (store_.crc_of(base + kDenseResume, h.resume_bytes) != h.resume_crc) return "resume record has a wrong checksum";
-  if (store_.crc_of(base + kDenseBlob, h.blob_bytes) != h.blob_crc) return "dense part has a wrong checksum";
+  if (h.resume_bytes > kResumeBytesMax || h.blob_bytes > g.dense_bytes[area] - kDenseBlob)
+    return "header names more bytes than the area has";
+  if (store_.crc_of(base + kDenseResume, h.resume_bytes) != h.resume_crc)
+    return "resume record has a wrong checksum";
+  if (store_.crc_of(base + kDenseBlob, h.blob_bytes) != h.blob_crc)
+    return "dense part has a wrong checksum";
   out = {area, h};
   return "";
 }
@@ -38,28 +45,37 @@ std::optional<Generation> DenseLog::newest_valid(const Slot& slot) const {
     const bool named = slot.dense_batch == g.header.batch && slot.dense_life == g.header.life &&
                        slot.dense_area == area && slot.dense_crc == g.header.crc;
     if (!named && g.header.life != slot.life) continue;
-    if (!best || g.header.batch > best->header.batch) best = g;
+    // Two generations of one batch differ in the record (end of an epoch, finished): the slot names
+    // the later one.
+    if (!best || g.header.batch > best->header.batch ||
+        (named && g.header.batch == best->header.batch))
+      best = g;
   }
   return best;
 }
 
 std::string DenseLog::read_resume(const Generation& g) const {
-  return std::string(store_.log().at<char>(store_.geometry().dense_offset[g.area] + kDenseResume), g.header.resume_bytes);
+  return std::string(store_.log().at<char>(store_.geometry().dense_offset[g.area] + kDenseResume),
+                     g.header.resume_bytes);
 }
 
 const std::byte* DenseLog::blob(const Generation& g) const {
   return store_.log().base() + store_.geometry().dense_offset[g.area] + kDenseBlob;
 }
 
-void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume, const std::vector<Part>& parts) {
+void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume,
+                       const std::vector<Part>& parts) {
   TCXL_ASSERT(!is_writing_);
-  if (resume.size() > kResumeBytesMax) fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ", kResumeBytesMax, " fit");
+  if (resume.size() > kResumeBytesMax)
+    fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ",
+         kResumeBytesMax, " fit");
   uint64_t bytes = 0;
   for (const Part& part : parts) bytes += part.bytes;
   const uint32_t area = newest_ ? 1 - newest_->area : 0;
   GeometryHeader g = store_.geometry();
   if (g.dense_bytes[area] < kDenseBlob + bytes) {
-    // A quarter more, so that state that appears later (optimizers create theirs in the first step) rarely moves it.
+    // A quarter more, so that state that appears later (optimizers create theirs in the first step)
+    // rarely moves it.
     const uint64_t room = round_up(kDenseBlob + bytes + bytes / 4, kRegionAlign);
     const uint64_t offset = store_.allocate_log(room);
     g = store_.geometry();
@@ -109,6 +125,7 @@ bool DenseLog::write_slice() {
     std::memcpy(base + kDenseBlob + written_, staging_.get() + written_, bytes);
     p.flush(base + kDenseBlob + written_, bytes);
     written_ += bytes;
+    crash_point("dense: slice");
   }
   return written_ == staged_.header.blob_bytes;
 }
@@ -126,7 +143,8 @@ void DenseLog::finish() {
   is_writing_ = false;
 }
 
-void DenseLog::rewrite(const Generation& from, uint64_t batch, uint64_t life, const std::string& resume) {
+void DenseLog::rewrite(const Generation& from, uint64_t batch, uint64_t life,
+                       const std::string& resume) {
   newest_ = from;
   capture(batch, life, resume, {{blob(from), from.header.blob_bytes}});
   while (!write_slice()) {

@@ -1,6 +1,6 @@
-// Dense log (paper: "relaxed batch-aware checkpoint"): the dense part of the model, and everything else that resume
-// needs, captured after one batch and written by the background thread in slices. Two areas alternate; the area
-// of the newest complete generation is never the one being written.
+// Dense log (paper: "relaxed batch-aware checkpoint"): the dense part of the model, and everything
+// else that resume needs, captured after one batch and written by the background thread in slices.
+// Two areas alternate; the area of the newest complete generation is never the one being written.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,8 @@ class DenseLog {
   std::optional<Generation> newest_valid(const layout::Slot& slot) const;
   std::string read_resume(const Generation& generation) const;
   const std::byte* blob(const Generation& generation) const;
-  // What damage `verify` finds: the reason why an area is not a valid generation; empty if it is one.
+  // What damage `verify` finds: the reason why an area is not a valid generation; empty if it is
+  // one.
   std::string check_area(uint32_t area, Generation& out) const;
 
   const std::optional<Generation>& newest() const { return newest_; }
@@ -37,11 +38,14 @@ class DenseLog {
     const void* data;
     uint64_t bytes;
   };
-  // Copies all parts to the staging buffer; grows the older area (geometry seq + 1) when they need more room.
-  void capture(uint64_t batch, uint64_t life, const std::string& resume, const std::vector<Part>& parts);
+  // Copies all parts to the staging buffer; grows the older area (geometry seq + 1) when they need
+  // more room.
+  void capture(uint64_t batch, uint64_t life, const std::string& resume,
+               const std::vector<Part>& parts);
   bool is_writing() const { return is_writing_; }
   uint64_t writing_batch() const { return staged_.header.batch; }
-  // Writes the next slice of the body; true when all of it is written. Touches nothing that readers look at.
+  // Writes the next slice of the body; true when all of it is written. Touches nothing that readers
+  // look at.
   bool write_slice();
   // Writes the header (P): the generation is complete.
   void finish();

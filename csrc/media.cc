@@ -16,6 +16,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "crash_point.h"
 #include "errors.h"
 #include "layout.h"
 
@@ -35,25 +36,46 @@ namespace tcxl {
 
 const char* medium_name(MediumKind kind) {
   switch (kind) {
-    case MediumKind::kDevDax: return "devdax";
-    case MediumKind::kFsDax: return "fsdax";
-    case MediumKind::kTmpfs: return "tmpfs";
-    case MediumKind::kBlock: return "block";
+    case MediumKind::kDevDax:
+      return "devdax";
+    case MediumKind::kFsDax:
+      return "fsdax";
+    case MediumKind::kTmpfs:
+      return "tmpfs";
+    case MediumKind::kBlock:
+      return "block";
   }
   return "?";
 }
 
 const char* durability_name(DurabilityLevel level) {
   switch (level) {
-    case DurabilityLevel::kNone: return "none";
-    case DurabilityLevel::kProcess: return "process";
-    case DurabilityLevel::kPower: return "power";
+    case DurabilityLevel::kNone:
+      return "none";
+    case DurabilityLevel::kProcess:
+      return "process";
+    case DurabilityLevel::kPower:
+      return "power";
   }
   return "?";
 }
 
 void fail_os(int os_error, const std::string& what) {
   throw Error(ErrorKind::kOs, text(what, ": ", std::strerror(os_error)), os_error);
+}
+
+void fail_allocation(int os_error, int fd, const std::string& path, uint64_t missing,
+                     uint64_t all) {
+  if (os_error != ENOSPC && os_error != EDQUOT && os_error != EFBIG)
+    fail_os(os_error, text("cannot allocate ", all, " bytes for '", path, "'"));
+  struct statvfs vfs;
+  const uint64_t free_bytes =
+      ::fstatvfs(fd, &vfs) == 0 ? static_cast<uint64_t>(vfs.f_bavail) * vfs.f_frsize : 0;
+  fail(ErrorKind::kFull, "no room for the pool: '", path, "' needs ", missing, " bytes more (", all,
+       " in all), ", free_bytes, " bytes are free",
+       os_error == ENOSPC ? "" : text(" (", std::strerror(os_error), ")"),
+       "\n  state: the file has its old size\n  do:    free space or raise the limit, or put the "
+       "pool on a larger medium");
 }
 
 Fd& Fd::operator=(Fd&& other) noexcept {
@@ -77,7 +99,8 @@ void Fd::reset() {
 
 void sync_folder(const std::string& folder) {
   Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.is_open() || ::fsync(fd.get()) != 0) fail_os(errno, text("cannot sync folder '", folder, "'"));
+  if (!fd.is_open() || ::fsync(fd.get()) != 0)
+    fail_os(errno, text("cannot sync folder '", folder, "'"));
 }
 
 namespace {
@@ -89,20 +112,31 @@ struct FileSystem {
 };
 
 constexpr FileSystem kFileSystems[] = {
-    {0xef53, "ext4", false, false},       {0x58465342, "xfs", false, false},
-    {0x01021994, "tmpfs", false, false},  {0x858458f6, "ramfs", false, false},
-    {0x958458f6, "hugetlbfs", false, false}, {0x9123683e, "btrfs", false, true},
-    {0x2fc12fc1, "zfs", false, true},     {0xca451a4e, "bcachefs", false, true},
-    {0xf2f52010, "f2fs", false, true},    {0x794c7630, "overlayfs", false, false},
-    {0x6969, "nfs", true, false},         {0xff534d42, "cifs", true, false},
-    {0xfe534d42, "smb2", true, false},    {0x65735546, "fuse", true, false},
-    {0x01021997, "9p", true, false},      {0x00c36400, "ceph", true, false},
-    {0x0bd00bd0, "lustre", true, false},  {0x47504653, "gpfs", true, false},
+    {0xef53, "ext4", false, false},
+    {0x58465342, "xfs", false, false},
+    {0x01021994, "tmpfs", false, false},
+    {0x858458f6, "ramfs", false, false},
+    {0x958458f6, "hugetlbfs", false, false},
+    {0x9123683e, "btrfs", false, true},
+    {0x2fc12fc1, "zfs", false, true},
+    {0xca451a4e, "bcachefs", false, true},
+    {0xf2f52010, "f2fs", false, true},
+    {0x794c7630, "overlayfs", false, false},
+    {0x6969, "nfs", true, false},
+    {0xff534d42, "cifs", true, false},
+    {0xfe534d42, "smb2", true, false},
+    {0x65735546, "fuse", true, false},
+    {0x01021997, "9p", true, false},
+    {0x00c36400, "ceph", true, false},
+    {0x0bd00bd0, "lustre", true, false},
+    {0x47504653, "gpfs", true, false},
 };
 
-// MAP_SYNC is refused unless the kernel can promise that user-space flushes alone make stores durable.
+// MAP_SYNC is refused unless the kernel can promise that user-space flushes alone make stores
+// durable.
 bool has_map_sync(int fd) {
-  void* p = ::mmap(nullptr, layout::kPage, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
+  void* p =
+      ::mmap(nullptr, layout::kPage, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
   if (p == MAP_FAILED) return false;
   ::munmap(p, layout::kPage);
   return true;
@@ -129,8 +163,10 @@ MediumInfo probe_medium(int fd, bool force_fsdax) {
     info.is_network = known.is_network;
     info.is_copy_on_write = known.is_copy_on_write;
   }
-  const bool in_memory = info.file_system == "tmpfs" || info.file_system == "ramfs" || info.file_system == "hugetlbfs";
-  if (force_fsdax || (!in_memory && status.st_size >= static_cast<off_t>(layout::kPage) && has_map_sync(fd))) {
+  const bool in_memory =
+      info.file_system == "tmpfs" || info.file_system == "ramfs" || info.file_system == "hugetlbfs";
+  if (force_fsdax ||
+      (!in_memory && status.st_size >= static_cast<off_t>(layout::kPage) && has_map_sync(fd))) {
     info.kind = MediumKind::kFsDax;
   } else {
     info.kind = in_memory ? MediumKind::kTmpfs : MediumKind::kBlock;
@@ -138,7 +174,8 @@ MediumInfo probe_medium(int fd, bool force_fsdax) {
   return info;
 }
 
-// --- Span -------------------------------------------------------------------------------------------------
+// --- Span
+// -------------------------------------------------------------------------------------------------
 
 Span::~Span() { unmap(); }
 
@@ -148,37 +185,44 @@ void Span::unmap() {
   bytes_ = reserved_ = 0;
 }
 
-void Span::map(int fd, uint64_t file_offset, uint64_t bytes, const MediumInfo& medium, bool is_private,
-               const std::string& path) {
+void Span::map(int fd, uint64_t file_offset, uint64_t bytes, const MediumInfo& medium,
+               bool is_private, const std::string& path) {
   TCXL_ASSERT(base_ == nullptr);
   fd_ = fd;
   file_offset_ = file_offset;
   is_private_ = is_private;
   medium_ = medium;
   path_ = path;
-  // Address space only: costs nothing until a file is mapped into it. Halve where the user limits it.
-  for (reserved_ = std::max<uint64_t>(1ull << 40, layout::round_up(bytes * 4, layout::kRegionAlign)); reserved_ > bytes;
-       reserved_ /= 2) {
-    void* p = ::mmap(nullptr, reserved_ + layout::kRegionAlign, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  // Address space only: costs nothing until a file is mapped into it. Halve where the user limits
+  // it.
+  for (reserved_ =
+           std::max<uint64_t>(1ull << 40, layout::round_up(bytes * 4, layout::kRegionAlign));
+       reserved_ > bytes; reserved_ /= 2) {
+    void* p = ::mmap(nullptr, reserved_ + layout::kRegionAlign, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED) continue;
     const auto start = reinterpret_cast<uintptr_t>(p);
     const uintptr_t aligned = layout::round_up(start, layout::kRegionAlign);
     if (aligned > start) ::munmap(p, aligned - start);
     const uintptr_t end = start + reserved_ + layout::kRegionAlign;
-    if (end > aligned + reserved_) ::munmap(reinterpret_cast<void*>(aligned + reserved_), end - aligned - reserved_);
+    if (end > aligned + reserved_)
+      ::munmap(reinterpret_cast<void*>(aligned + reserved_), end - aligned - reserved_);
     base_ = reinterpret_cast<std::byte*>(aligned);
     break;
   }
-  if (base_ == nullptr) fail_os(ENOMEM, text("cannot reserve address space for '", path, "' (see ulimit -v)"));
+  if (base_ == nullptr)
+    fail_os(ENOMEM, text("cannot reserve address space for '", path, "' (see ulimit -v)"));
   if (bytes > 0) map_tail(0, bytes);
 }
 
 void Span::map_tail(uint64_t from, uint64_t to) {
   from = from / layout::kPage * layout::kPage;
   int flags = MAP_FIXED | (is_private_ ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED);
-  const bool dax = medium_.kind == MediumKind::kDevDax || (medium_.kind == MediumKind::kFsDax && medium_.file_system != "tmpfs");
+  const bool dax = medium_.kind == MediumKind::kDevDax ||
+                   (medium_.kind == MediumKind::kFsDax && medium_.file_system != "tmpfs");
   if (dax && !is_private_) flags = MAP_FIXED | MAP_SHARED_VALIDATE | MAP_SYNC;
-  void* p = ::mmap(base_ + from, to - from, PROT_READ | PROT_WRITE, flags, fd_, static_cast<off_t>(file_offset_ + from));
+  void* p = ::mmap(base_ + from, to - from, PROT_READ | PROT_WRITE, flags, fd_,
+                   static_cast<off_t>(file_offset_ + from));
   if (p == MAP_FAILED) fail_os(errno, text("cannot map '", path_, "' up to byte ", to));
   // A forked child (data-loader worker) must neither write to the pool nor keep it alive.
   ::madvise(base_ + from, to - from, MADV_DONTFORK);
@@ -188,7 +232,8 @@ void Span::map_tail(uint64_t from, uint64_t to) {
 void Span::grow(uint64_t bytes, bool sparse) {
   if (bytes <= bytes_) return;
   if (bytes > reserved_) {
-    fail(ErrorKind::kFull, "'", path_, "' cannot grow to ", bytes, " bytes in this process\n  do:    close the pool and open it again");
+    fail(ErrorKind::kFull, "'", path_, "' cannot grow to ", bytes,
+         " bytes in this process\n  do:    close the pool and open it again");
   }
   if (medium_.kind != MediumKind::kDevDax) {
     struct stat status;
@@ -196,16 +241,12 @@ void Span::grow(uint64_t bytes, bool sparse) {
     const auto old_bytes = static_cast<uint64_t>(status.st_size);
     if (bytes > old_bytes) {
       const int error = sparse ? (::ftruncate(fd_, static_cast<off_t>(bytes)) == 0 ? 0 : errno)
-                               : ::posix_fallocate(fd_, static_cast<off_t>(old_bytes), static_cast<off_t>(bytes - old_bytes));
+                               : ::posix_fallocate(fd_, static_cast<off_t>(old_bytes),
+                                                   static_cast<off_t>(bytes - old_bytes));
       if (error != 0) {
-        struct statvfs vfs;
-        const uint64_t free_bytes = ::fstatvfs(fd_, &vfs) == 0 ? static_cast<uint64_t>(vfs.f_bavail) * vfs.f_frsize : 0;
-        if (::ftruncate(fd_, static_cast<off_t>(old_bytes)) != 0) fail_os(errno, text("cannot shrink '", path_, "' back"));
-        if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
-          fail(ErrorKind::kFull, "no room for the pool: '", path_, "' needs ", bytes - old_bytes, " bytes more (", bytes,
-               " in all), ", free_bytes, " bytes are free\n  state: the file has its old size\n  do:    free space, or put the pool on a larger medium");
-        }
-        fail_os(error, text("cannot allocate ", bytes, " bytes for '", path_, "'"));
+        if (::ftruncate(fd_, static_cast<off_t>(old_bytes)) != 0)
+          fail_os(errno, text("cannot shrink '", path_, "' back"));
+        fail_allocation(error, fd_, path_, bytes - old_bytes, bytes);
       }
     }
   }
@@ -213,38 +254,49 @@ void Span::grow(uint64_t bytes, bool sparse) {
 }
 
 uint64_t Span::page_bytes() const {
-  // smaps lists the mapping by its first address; FilePmdMapped/ShmemPmdMapped/KernelPageSize tell huge pages.
+  // smaps lists the mapping by its first address; FilePmdMapped/ShmemPmdMapped/KernelPageSize tell
+  // huge pages.
   std::ifstream smaps("/proc/self/smaps");
   std::string line;
   char start[32];
-  std::snprintf(start, sizeof start, "%lx-", static_cast<unsigned long>(reinterpret_cast<uintptr_t>(base_)));
+  std::snprintf(start, sizeof start, "%lx-",
+                static_cast<unsigned long>(reinterpret_cast<uintptr_t>(base_)));
   bool inside = false;
   while (std::getline(smaps, line)) {
-    if (line.find('-') != std::string::npos && line.find(':') > line.find('-')) inside = line.rfind(start, 0) == 0;
+    if (line.find('-') != std::string::npos && line.find(':') > line.find('-'))
+      inside = line.rfind(start, 0) == 0;
     if (!inside) continue;
     unsigned long kb = 0;
     for (const char* key : {"FilePmdMapped:", "ShmemPmdMapped:"}) {
-      if (line.rfind(key, 0) == 0 && std::sscanf(line.c_str() + std::strlen(key), "%lu", &kb) == 1 && kb > 0) return 2ull << 20;
+      if (line.rfind(key, 0) == 0 &&
+          std::sscanf(line.c_str() + std::strlen(key), "%lu", &kb) == 1 && kb > 0)
+        return 2ull << 20;
     }
-    if (line.rfind("KernelPageSize:", 0) == 0 && std::sscanf(line.c_str() + 15, "%lu", &kb) == 1 && kb > 4) return kb << 10;
+    if (line.rfind("KernelPageSize:", 0) == 0 && std::sscanf(line.c_str() + 15, "%lu", &kb) == 1 &&
+        kb > 4)
+      return kb << 10;
   }
   return layout::kPage;
 }
 
-// --- Persistence ------------------------------------------------------------------------------------------
+// --- Persistence
+// ------------------------------------------------------------------------------------------
 
 #if defined(__x86_64__)
 namespace {
 
 template <void (*Instruction)(const std::byte*)>
 void flush_lines(const void* p, size_t bytes) {
-  const auto* line = reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(p) / layout::kLine * layout::kLine);
+  const auto* line = reinterpret_cast<const std::byte*>(reinterpret_cast<uintptr_t>(p) /
+                                                        layout::kLine * layout::kLine);
   const auto* end = static_cast<const std::byte*>(p) + bytes;
   for (; line < end; line += layout::kLine) Instruction(line);
 }
 
 [[gnu::target("clwb")]] void clwb_line(const std::byte* p) { _mm_clwb(const_cast<std::byte*>(p)); }
-[[gnu::target("clflushopt")]] void clflushopt_line(const std::byte* p) { _mm_clflushopt(const_cast<std::byte*>(p)); }
+[[gnu::target("clflushopt")]] void clflushopt_line(const std::byte* p) {
+  _mm_clflushopt(const_cast<std::byte*>(p));
+}
 void clflush_line(const std::byte* p) { _mm_clflush(p); }
 
 }  // namespace
@@ -253,13 +305,17 @@ void clflush_line(const std::byte* p) { _mm_clflush(p); }
 Persistence::Persistence(DurabilityLevel level, MediumKind kind) {
   if (level != DurabilityLevel::kPower) return;
   if (kind != MediumKind::kDevDax && kind != MediumKind::kFsDax) {
-    fail(ErrorKind::kDurability, "durability 'power' needs DAX persistent memory here, the medium is ", medium_name(kind));
+    fail(ErrorKind::kDurability,
+         "durability 'power' needs DAX persistent memory here, the medium is ", medium_name(kind));
   }
 #if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
   __get_cpuid_count(7, 0, &a, &b, &c, &d);
-  std::string choice = (b & (1u << 24)) != 0 ? "clwb" : (b & (1u << 23)) != 0 ? "clflushopt" : "clflush";
-  if (const char* wanted = std::getenv("TRAININGCXL_FLUSH")) choice = wanted;  // tests cover each branch
+  std::string choice = (b & (1u << 24)) != 0   ? "clwb"
+                       : (b & (1u << 23)) != 0 ? "clflushopt"
+                                               : "clflush";
+  if (const char* wanted = std::getenv("TRAININGCXL_FLUSH"))
+    choice = wanted;  // tests cover each branch
   if (choice == "clwb") {
     flush_ = flush_lines<clwb_line>, instruction_ = "clwb";
   } else if (choice == "clflushopt") {
@@ -273,10 +329,12 @@ Persistence::Persistence(DurabilityLevel level, MediumKind kind) {
 }
 
 void Persistence::fence() const {
+  crash_point("fence");
 #if defined(__x86_64__)
   _mm_sfence();  // also orders the non-temporal stores of the log, at every level
 #endif
   std::atomic_thread_fence(std::memory_order_release);
+  crash_point("fenced");
 }
 
 }  // namespace tcxl

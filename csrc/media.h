@@ -1,4 +1,5 @@
-// What the pool lies on: probing, mapping with room to grow, flush primitives (docs/format.md, "Media").
+// What the pool lies on: probing, mapping with room to grow, flush primitives (docs/format.md,
+// "Media").
 #pragma once
 
 #include <cstddef>
@@ -34,16 +35,19 @@ class Fd {
 
 struct MediumInfo {
   MediumKind kind = MediumKind::kBlock;
-  std::string file_system;     // "ext4", "tmpfs", ...
-  bool is_network = false;     // page cache of one machine only: kill -9 is survived, the machine's loss is not
+  std::string file_system;  // "ext4", "tmpfs", ...
+  bool is_network =
+      false;  // page cache of one machine only: kill -9 is survived, the machine's loss is not
   bool is_copy_on_write = false;
 };
 
-// Looks at the file system (or DAX device) that holds `fd`. force_fsdax: tests of the DAX code path on tmpfs.
+// Looks at the file system (or DAX device) that holds `fd`. force_fsdax: tests of the DAX code path
+// on tmpfs.
 MediumInfo probe_medium(int fd, bool force_fsdax);
 
-// One file (or a window of a DAX device), mapped shared at a fixed address, with address space kept free behind
-// it so that growing never moves a byte. Private mappings read a pool without changing it.
+// One file (or a window of a DAX device), mapped shared at a fixed address, with address space kept
+// free behind it so that growing never moves a byte. Private mappings read a pool without changing
+// it.
 class Span {
  public:
   Span() = default;
@@ -52,9 +56,11 @@ class Span {
   Span& operator=(const Span&) = delete;
 
   // Maps the first `bytes` bytes of the window of `fd` that starts at `file_offset`.
-  void map(int fd, uint64_t file_offset, uint64_t bytes, const MediumInfo& medium, bool is_private, const std::string& path);
+  void map(int fd, uint64_t file_offset, uint64_t bytes, const MediumInfo& medium, bool is_private,
+           const std::string& path);
   // Allocates (posix_fallocate, never sparse unless `sparse`) and maps up to `bytes`.
-  // kFull with path, needed and free bytes when the medium has no room; the file keeps its old size.
+  // kFull with path, needed and free bytes when the medium has no room; the file keeps its old
+  // size.
   void grow(uint64_t bytes, bool sparse);
   void unmap();
 
@@ -80,9 +86,9 @@ class Span {
   std::string path_;
 };
 
-// Flush and fence of one pool. At level process both are orderings of stores only: kill -9 loses no store that
-// was made, and x86 and the release fence keep their order. At level power on DAX: clwb (or the best the CPU
-// has) and sfence.
+// Flush and fence of one pool. At level process both are orderings of stores only: kill -9 loses no
+// store that was made, and x86 and the release fence keep their order. At level power on DAX: clwb
+// (or the best the CPU has) and sfence.
 class Persistence {
  public:
   Persistence() = default;
@@ -108,5 +114,9 @@ class Persistence {
 // fsync of a folder: makes created and renamed entries durable.
 void sync_folder(const std::string& folder);
 [[noreturn]] void fail_os(int os_error, const std::string& what);
+// A file could not be given `missing` more bytes, `all` in total. kFull with path, needed and free
+// bytes where that is the reason.
+[[noreturn]] void fail_allocation(int os_error, int fd, const std::string& path, uint64_t missing,
+                                  uint64_t all);
 
 }  // namespace tcxl

@@ -9,8 +9,10 @@
 #include <cstring>
 #include <fstream>
 
+#include "crash_point.h"
 #include "crc32c.h"
 #include "errors.h"
+#include "geometry.h"
 #include "lock.h"
 
 namespace tcxl {
@@ -57,16 +59,25 @@ Store::Store(const OpenOptions& options) : options_(options), durability_(option
     fail_os(errno, text("cannot create pool folder '", options_.path, "'"));
   }
   take_lock();
-  open_files();
-  load_superblock();
-  load_geometry();
-  load_slots();
-  check_session();
-  bind_views();
+  try {
+    open_files();
+    load_superblock();
+    load_geometry();
+    load_slots();
+    check_session();
+    bind_views();
+  } catch (...) {
+    unlock();  // no destructor runs for an object that was never made
+    throw;
+  }
 }
 
-Store::~Store() {
-  if (lock_fd_.is_open()) forget_in_children(lock_fd_.get());
+Store::~Store() { unlock(); }
+
+void Store::unlock() {
+  if (!lock_fd_.is_open()) return;
+  forget_in_children(lock_fd_.get());
+  lock_fd_.reset();
 }
 
 void Store::take_lock() {
@@ -83,7 +94,8 @@ void Store::open_files() {
   const std::string data_path = on_device ? options_.device : options_.path + "/data";
   log_fd_ = Fd(::open(log_path.c_str(), on_device ? flags & ~O_CREAT : flags, 0666));
   if (!log_fd_.is_open() && options_.read_only && errno == ENOENT) {
-    fail(ErrorKind::kPool, "'", options_.path, "' holds no pool\n  do:    check the path; training creates a pool");
+    fail(ErrorKind::kPool, "'", options_.path,
+         "' holds no pool\n  do:    check the path; training creates a pool");
   }
   if (!log_fd_.is_open()) fail_os(errno, text("cannot open '", log_path, "'"));
   if (!on_device) data_fd_ = Fd(::open(data_path.c_str(), flags, 0666));
@@ -93,76 +105,112 @@ void Store::open_files() {
   const uint64_t bytes = on_device ? device_size(options_.device) : file_bytes(log_fd_.get());
   const bool is_empty = !on_device && bytes < kHeadBytes;
   if (is_empty && options_.read_only) {
-    fail(ErrorKind::kCorrupted, "'", log_path, "' has ", bytes, " bytes, a pool's log has at least ", kHeadBytes,
+    fail(ErrorKind::kCorrupted, "'", log_path, "' has ", bytes,
+         " bytes, a pool's log has at least ", kHeadBytes,
          "\n  do:    restore the file; nothing was changed");
   }
   if (is_empty && bytes > 0) {
-    // Leftover of a creation that never completed is all zeros; anything else is not ours to overwrite.
+    // Leftover of a creation that never completed is all zeros; anything else is not ours to
+    // overwrite.
     std::vector<std::byte> head(bytes);
-    if (::pread(log_fd_.get(), head.data(), bytes, 0) != static_cast<ssize_t>(bytes)) fail_os(errno, text("cannot read '", log_path, "'"));
+    if (::pread(log_fd_.get(), head.data(), bytes, 0) != static_cast<ssize_t>(bytes))
+      fail_os(errno, text("cannot read '", log_path, "'"));
     if (!is_zero(head.data(), bytes)) {
-      fail(ErrorKind::kCorrupted, "'", log_path, "' has ", bytes, " bytes, a pool's log has at least ", kHeadBytes,
-           "\n  state: truncated or foreign; nothing was changed\n  do:    restore the file, or choose another path");
+      fail(ErrorKind::kCorrupted, "'", log_path, "' has ", bytes,
+           " bytes, a pool's log has at least ", kHeadBytes,
+           "\n  state: truncated or foreign; nothing was changed\n  do:    restore the file, or "
+           "choose another path");
     }
   }
   if (is_empty) {
     const int error = ::posix_fallocate(log_fd_.get(), 0, static_cast<off_t>(kHeadBytes));
     if (error != 0) {
       if (::ftruncate(log_fd_.get(), 0) != 0) fail_os(errno, text("cannot empty '", log_path, "'"));
-      if (error == ENOSPC) fail(ErrorKind::kFull, "no room for the pool: '", log_path, "' needs ", kHeadBytes, " bytes\n  do:    free space or choose another medium");
-      fail_os(error, text("cannot allocate '", log_path, "'"));
+      fail_allocation(error, log_fd_.get(), log_path, kHeadBytes, kHeadBytes);
     }
   }
   medium_ = probe_medium(log_fd_.get(), options_.force_fsdax);
-  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kBlock && !options_.read_only) {
-    fail(ErrorKind::kDurability, "durability 'power' on an ordinary file (", medium_.file_system, ", '", options_.path,
-         "') is not available yet\n  do:    use durability 'process' (survives kill -9), or a file system mounted with -o dax");
+  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kBlock &&
+      !options_.read_only) {
+    fail(ErrorKind::kDurability, "durability 'power' on an ordinary file (", medium_.file_system,
+         ", '", options_.path,
+         "') is not available yet\n  do:    use durability 'process' (survives kill -9), or a file "
+         "system mounted with -o dax");
   }
-  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kTmpfs && !options_.read_only) {
-    fail(ErrorKind::kDurability, "durability 'power' is impossible on ", medium_.file_system, " ('", options_.path,
-         "'): its bytes are gone when the machine stops\n  do:    use durability 'process', or put the pool on persistent memory");
+  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kTmpfs &&
+      !options_.read_only) {
+    fail(ErrorKind::kDurability, "durability 'power' is impossible on ", medium_.file_system, " ('",
+         options_.path,
+         "'): its bytes are gone when the machine stops\n  do:    use durability 'process', or put "
+         "the pool on persistent memory");
   }
   if (on_device) {
     device_bytes_ = bytes;
     log_.map(log_fd_.get(), 0, kHeadBytes, medium_, options_.read_only, log_path);
   } else {
-    log_.map(log_fd_.get(), 0, std::max(kHeadBytes, bytes / kPage * kPage), medium_, options_.read_only, log_path);
+    log_.map(log_fd_.get(), 0, std::max(kHeadBytes, bytes / kPage * kPage), medium_,
+             options_.read_only, log_path);
   }
+}
+
+void Store::fail_byte_order() const {
+  fail(ErrorKind::kVersion, "pool '", options_.path,
+       "' was written on a machine of the other byte order",
+       "\n  state: nothing was changed\n  do:    train it on such a machine");
 }
 
 void Store::load_superblock() {
   auto valid = [&](uint64_t offset) {
     const auto* s = log_.at<Superblock>(offset);
-    return s->magic == kSuperblockMagic && s->crc == crc32c(0, s, sizeof(Superblock) - sizeof(uint32_t));
+    return s->magic == kSuperblockMagic &&
+           s->crc == crc32c(0, s, sizeof(Superblock) - sizeof(uint32_t));
   };
   const bool a = valid(kSuperblockA), b = valid(kSuperblockB);
+  if (!a && !b && log_.at<Superblock>(kSuperblockA)->magic == __builtin_bswap64(kSuperblockMagic))
+    fail_byte_order();
   if (!a && !b) {
-    const bool never = is_zero(log_.base() + kSuperblockA, kPage) && is_zero(log_.base() + kSlotA, 2 * kPage) &&
+    const bool never = is_zero(log_.base() + kSuperblockA, kPage) &&
+                       is_zero(log_.base() + kSlotA, 2 * kPage) &&
                        is_zero(log_.base() + kGeometryA, sizeof(GeometryHeader));
     const bool torn = !is_zero(log_.base() + kSuperblockB, kPage);
     if (!never) {
       fail(ErrorKind::kCorrupted, "'", log_.path(), "' has no valid superblock",
-           "\n  where: bytes 0 and ", kSuperblockB, "\n  state: damaged, or not a TrainingCXL pool; nothing was changed",
+           "\n  where: bytes 0 and ", kSuperblockB,
+           "\n  state: damaged, or not a TrainingCXL pool; nothing was changed",
            "\n  do:    restore the file, or choose another path");
     }
-    if (options_.read_only) fail(ErrorKind::kPool, "creation of pool '", options_.path, "' never completed\n  do:    run the training command; it creates the pool anew");
+    if (options_.read_only)
+      fail(ErrorKind::kPool, "creation of pool '", options_.path,
+           "' never completed\n  do:    run the training command; it creates the pool anew");
     create(torn || (data_fd_.is_open() && file_bytes(data_fd_.get()) > 0));
     return;
   }
   superblock_ = *log_.at<Superblock>(a ? kSuperblockA : kSuperblockB);
-  if (superblock_.endian_mark != kEndianMark) fail(ErrorKind::kVersion, "pool '", options_.path, "' was written on a machine of the other byte order");
+  if (superblock_.endian_mark != kEndianMark) fail_byte_order();
   if (superblock_.major != kFormatMajor || (superblock_.incompat & ~kIncompat) != 0) {
-    fail(ErrorKind::kVersion, "pool '", options_.path, "' has format ", superblock_.major, " (incompatible features 0x", std::hex,
-         superblock_.incompat, "), this build reads format ", std::dec, kFormatMajor, "\n  state: nothing was changed\n  do:    install a newer trainingcxl");
+    fail(ErrorKind::kVersion, "pool '", options_.path, "' has format ", superblock_.major,
+         " (incompatible features 0x", std::hex, superblock_.incompat,
+         "), this build reads format ", std::dec, kFormatMajor,
+         "\n  state: nothing was changed\n  do:    install a newer trainingcxl");
+  }
+  if (superblock_.head_bytes != kHeadBytes || superblock_.directory_entries != kDirectoryEntries) {
+    fail(ErrorKind::kVersion, "pool '", options_.path, "' has a head of ", superblock_.head_bytes,
+         " bytes with ", superblock_.directory_entries, " log frames, this build knows ",
+         kHeadBytes, " and ", kDirectoryEntries,
+         "\n  state: nothing was changed\n  do:    use the build that made it");
   }
   if ((superblock_.ro_compat & ~kRoCompat) != 0 && !options_.read_only) {
-    fail(ErrorKind::kVersion, "pool '", options_.path, "' has features 0x", std::hex, superblock_.ro_compat,
-         " that this build can only read\n  do:    open it read only, or install a newer trainingcxl");
+    fail(ErrorKind::kVersion, "pool '", options_.path, "' has features 0x", std::hex,
+         superblock_.ro_compat,
+         " that this build can only read\n  do:    open it read only, or install a newer "
+         "trainingcxl");
   }
   const auto recorded = static_cast<DurabilityLevel>(superblock_.durability);
   if (!options_.read_only && recorded != options_.durability) {
-    fail(ErrorKind::kDurability, "pool '", options_.path, "' was created with durability '", durability_name(recorded),
-         "', '", durability_name(options_.durability), "' was asked for\n  do:    ask for '", durability_name(recorded), "', or create a new pool");
+    fail(ErrorKind::kDurability, "pool '", options_.path, "' was created with durability '",
+         durability_name(recorded), "', '", durability_name(options_.durability),
+         "' was asked for\n  do:    ask for '", durability_name(recorded),
+         "', or create a new pool");
   }
   durability_ = recorded;
   persistence_ = options_.read_only ? Persistence() : Persistence(durability_, medium_.kind);
@@ -176,15 +224,18 @@ void Store::load_superblock() {
 void Store::create(bool is_leftover) {
   if (is_leftover) creation_note_ = "creation of this pool had not completed; it is created anew";
   persistence_ = Persistence(durability_, medium_.kind);
-  if (data_fd_.is_open() && ::ftruncate(data_fd_.get(), 0) != 0) fail_os(errno, "cannot empty the pool's data file");
+  if (data_fd_.is_open() && ::ftruncate(data_fd_.get(), 0) != 0)
+    fail_os(errno, "cannot empty the pool's data file");
   std::memset(log_.base(), 0, kHeadBytes);
+  crash_point("create: head cleared");
   Superblock s{};
   s.magic = kSuperblockMagic;
   s.major = kFormatMajor;
   s.compat = kCompat, s.ro_compat = kRoCompat, s.incompat = kIncompat;
   s.endian_mark = kEndianMark;
   s.durability = static_cast<uint32_t>(durability_);
-  if (::getrandom(s.uuid, sizeof s.uuid, 0) != sizeof s.uuid) fail_os(errno, "cannot draw a pool uuid");
+  if (::getrandom(s.uuid, sizeof s.uuid, 0) != sizeof s.uuid)
+    fail_os(errno, "cannot draw a pool uuid");
   s.uuid[6] = static_cast<uint8_t>((s.uuid[6] & 0x0f) | 0x40);  // RFC 9562, version 4
   s.uuid[8] = static_cast<uint8_t>((s.uuid[8] & 0x3f) | 0x80);
   s.head_bytes = kHeadBytes;
@@ -197,7 +248,8 @@ void Store::create(bool is_leftover) {
   write_geometry(geometry_);
   mark_open();
   if (durability_ == DurabilityLevel::kPower && options_.device.empty()) {
-    if (::fsync(log_fd_.get()) != 0 || ::fsync(data_fd_.get()) != 0) fail_os(errno, "cannot sync the pool's files");
+    if (::fsync(log_fd_.get()) != 0 || ::fsync(data_fd_.get()) != 0)
+      fail_os(errno, "cannot sync the pool's files");
     sync_folder(options_.path);
   }
   for (const uint64_t offset : {kSuperblockB, kSuperblockA}) {
@@ -207,15 +259,18 @@ void Store::create(bool is_leftover) {
   was_created_ = true;
 }
 
-// --- geometry ---------------------------------------------------------------------------------------------
+// --- geometry
+// ---------------------------------------------------------------------------------------------
 
-bool Store::read_geometry_copy(uint64_t offset, GeometryHeader& header, std::vector<Table>& tables) const {
+bool Store::read_geometry_copy(uint64_t offset, GeometryHeader& header,
+                               std::vector<Table>& tables) const {
   header = *log_.at<GeometryHeader>(offset);
   if (header.magic != kGeometryMagic || header.num_tables > kTablesMax) return false;
   GeometryHeader blank = header;
   blank.crc = 0;
   const auto* records = log_.at<TableRecord>(offset + sizeof(GeometryHeader));
-  const uint32_t crc = crc32c(crc_of(&blank, sizeof blank), records, header.num_tables * sizeof(TableRecord));
+  const uint32_t crc =
+      crc32c(crc_of(&blank, sizeof blank), records, header.num_tables * sizeof(TableRecord));
   if (crc != header.crc) return false;
   tables.clear();
   for (uint64_t t = 0; t < header.num_tables; ++t) {
@@ -233,34 +288,45 @@ void Store::load_geometry() {
   const bool valid_a = read_geometry_copy(kGeometryA, a, tables_a);
   const bool valid_b = read_geometry_copy(kGeometryB, b, tables_b);
   if (!valid_a && !valid_b) {
-    fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid geometry\n  where: '", log_.path(), "', bytes ", kGeometryA,
-         " and ", kGeometryB, "\n  state: nothing was changed\n  do:    restore the file from a copy");
+    fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid geometry\n  where: '",
+         log_.path(), "', bytes ", kGeometryA, " and ", kGeometryB,
+         "\n  state: nothing was changed\n  do:    restore the file from a copy");
   }
   const bool use_a = valid_a && (!valid_b || a.seq > b.seq);
   geometry_ = use_a ? a : b;
   tables_ = use_a ? tables_a : tables_b;
+  if (const std::string fault = geometry_fault(geometry_); !fault.empty()) {
+    fail(ErrorKind::kCorrupted, "the geometry of pool '", options_.path,
+         "' cannot be true: ", fault,
+         "\n  state: nothing was changed\n  do:    restore the file from a copy");
+  }
   const uint64_t have_log = device_bytes_ > 0 ? geometry_.log_bytes : file_bytes(log_fd_.get());
   if (have_log < geometry_.log_bytes) {
-    fail(ErrorKind::kCorrupted, "'", log_.path(), "' has ", have_log, " bytes, the pool's geometry says ", geometry_.log_bytes,
+    fail(ErrorKind::kCorrupted, "'", log_.path(), "' has ", have_log,
+         " bytes, the pool's geometry says ", geometry_.log_bytes,
          "\n  state: truncated; nothing was changed\n  do:    restore the file from a copy");
   }
   if (device_bytes_ > 0) {
     // The data window of a device starts behind a log window of a quarter of it.
     const uint64_t window = device_bytes_ / 4 / kRegionAlign * kRegionAlign;
     if (geometry_.log_bytes > log_.bytes()) log_.grow(geometry_.log_bytes, true);
-    data_.map(log_fd_.get(), window, geometry_.data_bytes, medium_, options_.read_only, options_.device);
+    data_.map(log_fd_.get(), window, geometry_.data_bytes, medium_, options_.read_only,
+              options_.device);
     return;
   }
   const uint64_t have_data = file_bytes(data_fd_.get());
   if (have_data < geometry_.data_bytes) {
-    fail(ErrorKind::kCorrupted, "'", options_.path, "/data' has ", have_data, " bytes, the pool's geometry says ",
-         geometry_.data_bytes, "\n  state: truncated; nothing was changed\n  do:    restore the file from a copy");
+    fail(ErrorKind::kCorrupted, "'", options_.path, "/data' has ", have_data,
+         " bytes, the pool's geometry says ", geometry_.data_bytes,
+         "\n  state: truncated; nothing was changed\n  do:    restore the file from a copy");
   }
   // Tails beyond the geometry are of a growth that never completed.
-  if (!options_.read_only && have_data > geometry_.data_bytes && ::ftruncate(data_fd_.get(), static_cast<off_t>(geometry_.data_bytes)) != 0) {
+  if (!options_.read_only && have_data > geometry_.data_bytes &&
+      ::ftruncate(data_fd_.get(), static_cast<off_t>(geometry_.data_bytes)) != 0) {
     fail_os(errno, "cannot cut the pool's data file");
   }
-  data_.map(data_fd_.get(), 0, geometry_.data_bytes, medium_, options_.read_only, options_.path + "/data");
+  data_.map(data_fd_.get(), 0, geometry_.data_bytes, medium_, options_.read_only,
+            options_.path + "/data");
 }
 
 void Store::bind_views() {
@@ -268,21 +334,22 @@ void Store::bind_views() {
     const TableRecord& r = table.record;
     const auto kind = static_cast<OptimizerKind>(r.optimizer);
     const auto states = static_cast<uint64_t>(state_dim(kind, r.dim));
-    const bool fits = r.optimizer <= static_cast<uint32_t>(OptimizerKind::kRowWiseAdagrad) && r.dim > 0 &&
-                      r.rows < (1ull << 56) / r.dim && r.weight_bytes == r.rows * r.dim * sizeof(float) &&
-                      r.state_bytes == r.rows * states * sizeof(float) && r.weight_offset % kRegionAlign == 0 &&
-                      r.state_offset % kRegionAlign == 0 && r.weight_offset + r.weight_bytes <= data_.bytes() &&
-                      r.state_offset + r.state_bytes <= data_.bytes();
-    if (!fits) fail(ErrorKind::kCorrupted, "table '", table.name, "' of pool '", options_.path, "' does not fit the pool's data\n  state: nothing was changed");
-    table.view = {data_.at<float>(r.weight_offset), states > 0 ? data_.at<float>(r.state_offset) : nullptr, r.rows, r.dim, kind};
+    if (const std::string fault = table_fault(r, data_.bytes()); !fault.empty()) {
+      fail(ErrorKind::kCorrupted, "table '", table.name, "' of pool '", options_.path,
+           "' does not fit the pool's data: ", fault, "\n  state: nothing was changed");
+    }
+    table.view = {data_.at<float>(r.weight_offset),
+                  states > 0 ? data_.at<float>(r.state_offset) : nullptr, r.rows, r.dim, kind};
   }
 }
 
 uint64_t Store::allocate_log(uint64_t bytes) {
   const uint64_t offset = round_up(geometry_.log_bytes, kRegionAlign);
   const uint64_t end = offset + round_up(bytes, kRegionAlign);
-  if (device_bytes_ > 0 && end > device_bytes_ / 4 / kRegionAlign * kRegionAlign) fail(ErrorKind::kFull, "the log window of '", options_.device, "' is full");
+  if (device_bytes_ > 0 && end > device_bytes_ / 4 / kRegionAlign * kRegionAlign)
+    fail(ErrorKind::kFull, "the log window of '", options_.device, "' is full");
   log_.grow(end, options_.sparse);
+  crash_point("log: space allocated");
   geometry_.log_bytes = end;
   return offset;
 }
@@ -290,15 +357,19 @@ uint64_t Store::allocate_log(uint64_t bytes) {
 uint64_t Store::allocate_data(uint64_t bytes) {
   const uint64_t offset = round_up(geometry_.data_bytes, kRegionAlign);
   const uint64_t end = offset + round_up(bytes, kRegionAlign);
-  if (device_bytes_ > 0 && device_bytes_ / 4 + end > device_bytes_) fail(ErrorKind::kFull, "DAX device '", options_.device, "' has ", device_bytes_, " bytes, the tables need ", end + device_bytes_ / 4);
+  if (device_bytes_ > 0 && device_bytes_ / 4 + end > device_bytes_)
+    fail(ErrorKind::kFull, "DAX device '", options_.device, "' has ", device_bytes_,
+         " bytes, the tables need ", end + device_bytes_ / 4);
   data_.grow(end, options_.sparse);
+  crash_point("data: space allocated");
   geometry_.data_bytes = end;
   return offset;
 }
 
 size_t Store::add_table(const TableRecord& record) {
   check_alive();
-  if (tables_.size() >= kTablesMax) fail(ErrorKind::kFull, "a pool holds at most ", kTablesMax, " tables");
+  if (tables_.size() >= kTablesMax)
+    fail(ErrorKind::kFull, "a pool holds at most ", kTablesMax, " tables");
   Table table;
   table.record = record;
   table.name.assign(record.name, ::strnlen(record.name, kTableNameBytes));
@@ -306,7 +377,9 @@ size_t Store::add_table(const TableRecord& record) {
   const GeometryHeader before = geometry_;
   try {
     r.weight_bytes = r.rows * r.dim * sizeof(float);
-    r.state_bytes = r.rows * static_cast<uint64_t>(state_dim(static_cast<OptimizerKind>(r.optimizer), r.dim)) * sizeof(float);
+    r.state_bytes =
+        r.rows * static_cast<uint64_t>(state_dim(static_cast<OptimizerKind>(r.optimizer), r.dim)) *
+        sizeof(float);
     r.weight_offset = allocate_data(r.weight_bytes);
     r.state_offset = r.state_bytes > 0 ? allocate_data(r.state_bytes) : r.weight_offset;
   } catch (const Error&) {
@@ -319,7 +392,8 @@ size_t Store::add_table(const TableRecord& record) {
 }
 
 void Store::commit_tables() {
-  if (durability_ == DurabilityLevel::kPower && options_.device.empty() && ::fsync(data_fd_.get()) != 0) {
+  if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
+      ::fsync(data_fd_.get()) != 0) {
     poison("fsync of the tables failed");
     fail_os(errno, "cannot sync the pool's tables");
   }
@@ -335,30 +409,48 @@ void Store::write_geometry(GeometryHeader next) {
   const uint64_t offset = (next.seq & 1) != 0 ? kGeometryA : kGeometryB;
   auto* records = log_.at<TableRecord>(offset + sizeof(GeometryHeader));
   for (size_t t = 0; t < tables_.size(); ++t) records[t] = tables_[t].record;
+  crash_point("geometry: records");
   next.crc = crc32c(crc_of(&next, sizeof next), records, tables_.size() * sizeof(TableRecord));
-  // One checksum covers header and records: a torn write leaves this copy invalid and the other one newest.
+  // One checksum covers header and records: a torn write leaves this copy invalid and the other one
+  // newest.
   *log_.at<GeometryHeader>(offset) = next;
-  persistence_.persist(log_.base() + offset, sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
+  persistence_.persist(log_.base() + offset,
+                       sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
   geometry_ = next;
 }
 
-// --- slots ------------------------------------------------------------------------------------------------
+// --- slots
+// ------------------------------------------------------------------------------------------------
+
+// A copy is checked, not the mapped bytes: while a trainer runs they may change between check and
+// use.
+void Store::read_slots() {
+  for (const uint64_t offset : {kSlotA, kSlotB}) {
+    const Slot s = *log_.at<Slot>(offset);
+    if (s.magic != kSlotMagic || s.crc != checksum(s) || s.resume_bytes > kResumeBytesMax) continue;
+    if (((s.seq & 1) != 0) != (offset == kSlotB)) continue;
+    const std::string resume(log_.at<char>((s.seq & 1) != 0 ? kResumeB : kResumeA), s.resume_bytes);
+    if (crc_of(resume.data(), resume.size()) != s.resume_crc) continue;
+    if (slot_ && s.seq <= slot_->seq) continue;
+    slot_ = s;
+    found_resume_ = resume;
+  }
+}
 
 void Store::load_slots() {
-  for (const uint64_t offset : {kSlotA, kSlotB}) {
-    const auto* s = log_.at<Slot>(offset);
-    if (s->magic != kSlotMagic || s->crc != checksum(*s) || s->resume_bytes > kResumeBytesMax) continue;
-    if (((s->seq & 1) != 0) != (offset == kSlotB)) continue;
-    if (crc_of(log_.base() + ((s->seq & 1) != 0 ? kResumeB : kResumeA), s->resume_bytes) != s->resume_crc) continue;
-    if (!slot_ || s->seq > slot_->seq) slot_ = *s;
-  }
+  constexpr int kTries =
+      100;  // a trainer may be writing: each try finds a valid slot unless two commits overtake it
+  read_slots();
+  for (int i = 1; i < kTries && !slot_ && options_.unlocked; ++i) read_slots();
   const bool untouched = is_zero(log_.base() + kSlotA, 2 * kPage);
   if (!slot_ && !untouched) {
     // The very first slot may be torn by a crash; anything later leaves its predecessor valid.
     const bool first_only = is_zero(log_.base() + kSlotA, kPage) && log_.at<Slot>(kSlotB)->seq <= 1;
     if (!first_only) {
-      fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid commit slot\n  where: '", log_.path(), "', bytes ", kSlotA, " and ",
-           kSlotB, "\n  state: nothing was changed\n  do:    'trainingcxl verify ", options_.path, "' lists the damage; restore from a copy");
+      fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid commit slot\n  where: '",
+           log_.path(), "', bytes ", kSlotA, " and ", kSlotB,
+           "\n  state: nothing was changed\n  do:    'trainingcxl verify ", options_.path,
+           "' lists the damage; restore from a copy");
     }
   }
 }
@@ -366,7 +458,8 @@ void Store::load_slots() {
 void Store::write_slot(Slot next, const std::string& resume) {
   check_alive();
   if (resume.size() > kResumeBytesMax) {
-    fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ", kResumeBytesMax,
+    fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ",
+         kResumeBytesMax,
          " fit\n  do:    keep large state in the model or optimizer, not in `state` objects");
   }
   next.magic = kSlotMagic;
@@ -385,22 +478,28 @@ void Store::write_slot(Slot next, const std::string& resume) {
 }
 
 std::string Store::read_resume(const Slot& slot) const {
+  if (options_.read_only) return found_resume_;
   const auto* record = log_.at<char>((slot.seq & 1) != 0 ? kResumeB : kResumeA);
   return std::string(record, slot.resume_bytes);
 }
 
-// --- session ----------------------------------------------------------------------------------------------
+// --- session
+// ----------------------------------------------------------------------------------------------
 
 void Store::check_session() {
   const auto* s = log_.at<Session>(kSession);
   const bool valid = s->magic == kSessionMagic && s->crc == checksum(*s);
   was_clean_ = valid && s->clean == 1;
-  const bool same_boot = valid && boot_id() == std::string(s->boot_id, ::strnlen(s->boot_id, sizeof s->boot_id));
-  if (was_created_ || was_clean_ || same_boot || durability_ != DurabilityLevel::kProcess || !slot_) return;
+  const bool same_boot =
+      valid && boot_id() == std::string(s->boot_id, ::strnlen(s->boot_id, sizeof s->boot_id));
+  if (was_created_ || was_clean_ || same_boot || durability_ != DurabilityLevel::kProcess || !slot_)
+    return;
   if (options_.trust_after_reboot || options_.unlocked) return;
-  fail(ErrorKind::kRecovery, "the machine restarted while pool '", options_.path, "' was open, and its durability is 'process'",
+  fail(ErrorKind::kRecovery, "the machine restarted while pool '", options_.path,
+       "' was open, and its durability is 'process'",
        valid ? "" : " (its session record is damaged)",
-       "\n  state: rows may be torn or old; nothing was changed\n  do:    if the machine was shut down in order (no power loss), open with "
+       "\n  state: rows may be torn or old; nothing was changed\n  do:    if the machine was shut "
+       "down in order (no power loss), open with "
        "trust_after_reboot; else restore a copy or start anew");
 }
 
@@ -413,7 +512,8 @@ void Store::mark_open() {
   *log_.at<Session>(kSession) = s;
   persistence_.persist(log_.at<Session>(kSession), sizeof s);
   // The flag guards against a restart, so it must reach the medium before the first change does.
-  if (medium_.kind == MediumKind::kBlock && ::fdatasync(log_fd_.get()) != 0) fail_os(errno, text("cannot sync '", log_.path(), "'"));
+  if (medium_.kind == MediumKind::kBlock && ::fdatasync(log_fd_.get()) != 0)
+    fail_os(errno, text("cannot sync '", log_.path(), "'"));
 }
 
 void Store::sync_all() {
@@ -444,7 +544,8 @@ void Store::poison(const std::string& why) {
 void Store::check_alive() const {
   if (options_.read_only) fail(ErrorKind::kPool, "pool '", options_.path, "' is open read only");
   if (!poisoned_.empty()) {
-    fail(ErrorKind::kPool, "pool '", options_.path, "' cannot be used any more: ", poisoned_, "\n  do:    open the pool again; it recovers the last committed batch");
+    fail(ErrorKind::kPool, "pool '", options_.path, "' cannot be used any more: ", poisoned_,
+         "\n  do:    open the pool again; it recovers the last committed batch");
   }
 }
 
@@ -462,7 +563,8 @@ std::string Store::uuid_text() const {
 void discard_pool(const std::string& path) {
   Fd lock = lock_pool(path, true);
   for (const char* name : {"/log", "/data"}) {
-    if (::unlink((path + name).c_str()) != 0 && errno != ENOENT) fail_os(errno, text("cannot remove '", path, name, "'"));
+    if (::unlink((path + name).c_str()) != 0 && errno != ENOENT)
+      fail_os(errno, text("cannot remove '", path, name, "'"));
   }
 }
 

@@ -1,5 +1,6 @@
-// The pool's files and the structures in their head: superblock, session, slots, resume records, geometry, lock.
-// Knows the format, not the protocol: who writes what when is engine.cc and recovery.cc.
+// The pool's files and the structures in their head: superblock, session, slots, resume records,
+// geometry, lock. Knows the format, not the protocol: who writes what when is engine.cc and
+// recovery.cc.
 #pragma once
 
 #include <array>
@@ -16,7 +17,7 @@
 namespace tcxl {
 
 struct OpenOptions {
-  std::string path;  // pool folder; also the sidecar folder of a DAX device
+  std::string path;    // pool folder; also the sidecar folder of a DAX device
   std::string device;  // "/dev/daxX.Y" or empty
   DurabilityLevel durability = DurabilityLevel::kProcess;
   bool read_only = false;
@@ -40,7 +41,8 @@ class Store {
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
-  // --- geometry: written as a whole, newest valid copy wins --------------------------------------------
+  // --- geometry: written as a whole, newest valid copy wins
+  // --------------------------------------------
   const layout::GeometryHeader& geometry() const { return geometry_; }
   const std::vector<Table>& tables() const { return tables_; }
   // Reserves 2 MiB aligned space at the end of a span; nothing is recorded until write_geometry().
@@ -51,15 +53,18 @@ class Store {
   void write_geometry(layout::GeometryHeader next);
   void commit_tables();  // geometry seq + 1 with all tables added so far
 
-  // --- slots and resume records ---------------------------------------------------------------------------
+  // --- slots and resume records
+  // ---------------------------------------------------------------------------
   const std::optional<layout::Slot>& slot() const { return slot_; }
   // The commit: resume record (P), then slot seq + 1 (P).
   void write_slot(layout::Slot next, const std::string& resume);
   std::string read_resume(const layout::Slot& slot) const;
 
-  // --- the rest -------------------------------------------------------------------------------------------
-  void mark_open();                 // session: not clean, this boot
-  void mark_clean();                // syncs both files first
+  // --- the rest
+  // -------------------------------------------------------------------------------------------
+  void mark_open();   // session: not clean, this boot
+  void mark_clean();  // syncs both files first
+  void unlock();      // closed: others may open it, though views keep this object alive
   void sync_all();
   void poison(const std::string& why);  // no store any more; reopen and recover
   void check_alive() const;
@@ -91,10 +96,13 @@ class Store {
   void create(bool is_leftover);
   void load_superblock();
   void load_geometry();
+  void read_slots();
   void load_slots();
+  [[noreturn]] void fail_byte_order() const;
   void check_session();
   void bind_views();
-  bool read_geometry_copy(uint64_t offset, layout::GeometryHeader& header, std::vector<Table>& tables) const;
+  bool read_geometry_copy(uint64_t offset, layout::GeometryHeader& header,
+                          std::vector<Table>& tables) const;
 
   OpenOptions options_;
   DurabilityLevel durability_ = DurabilityLevel::kProcess;
@@ -106,6 +114,7 @@ class Store {
   layout::GeometryHeader geometry_{};
   std::vector<Table> tables_;
   std::optional<layout::Slot> slot_;
+  std::string found_resume_;  // of the slot that was found on opening
   uint32_t crc_seed_ = 0;
   bool was_created_ = false;
   bool was_clean_ = true;
@@ -115,7 +124,8 @@ class Store {
   int lock_slot_ = -1;
 };
 
-// Removes the files of a pool (never the user's other files in the folder). kLocked if it is open somewhere.
+// Removes the files of a pool (never the user's other files in the folder). kLocked if it is open
+// somewhere.
 void discard_pool(const std::string& path);
 
 }  // namespace tcxl

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainingcxl import _core
-from trainingcxl.errors import PoolCorrupted, PoolError, TrainingCXLError
+from trainingcxl.errors import PoolCorrupted, PoolError, PoolFull, PoolLocked, TrainingCXLError
 from trainingcxl.transaction import Transaction
 
 __all__ = ["Damage", "Pool", "RecoveryReport", "Table", "inspect", "verify"]
@@ -157,10 +157,12 @@ class Pool:
             raise ValueError(f"'{path}' is a device: pass a folder as path and device='{path}'")
         if not 1 <= lookahead <= 8:
             raise ValueError(f"lookahead is {lookahead}, expected 1 to 8")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads is {threads}, expected 1 or more")
         self.threads = threads or len(os.sched_getaffinity(0))
         self._progress = progress
         self._closers: list[Callable[[], None]] = []
-        is_new_folder = not self.path.exists()
+        had_log = (self.path / "log").exists()
         started = time.perf_counter()
         try:
             self._core = _core.Pool(
@@ -173,11 +175,17 @@ class Pool:
                 force_fsdax=_medium == "fsdax",
                 sparse=_medium == "sparse",
             )
+        except PoolLocked:
+            raise  # whoever has it may be creating it right now
         except (TrainingCXLError, OSError):
-            if is_new_folder and not read_only:
+            if not had_log and not read_only:
                 _remove_empty_pool(self.path)
             raise
-        found = self._core.recover(resume == "exact")
+        try:
+            found = self._core.recover(resume == "exact")
+        except BaseException:
+            self._core.close(False)  # the error's traceback keeps this object alive, not the lock
+            raise
         info = self._core.info()
         self.uuid: str = info["uuid"]
         self.medium: str = info["medium"]
@@ -246,10 +254,10 @@ class Pool:
                 f"  where: it has {sorted(have)}\n"
                 "  do:    use the tables that it has, or another pool"
             )
-        rows = [(self._add(spec), spec) for spec in missing]
-        total = sum(self.tables[spec.name].num_bytes for spec in missing)
-        done = 0
         try:
+            rows = [(self._add(spec), spec) for spec in missing]
+            total = sum(self.tables[spec.name].num_bytes for spec in missing)
+            done = 0
             for index, spec in rows:
                 row_bytes = self.tables[spec.name].num_bytes // spec.num_embeddings
                 step = max(1, _INIT_BYTES // row_bytes)
@@ -260,8 +268,10 @@ class Pool:
                     if self._progress is not None:
                         self._progress(f"table {spec.name}", done, total)
             self._core.commit_tables()
-        except BaseException:
+        except BaseException as error:
             self.close()  # half-made tables are unknown to the geometry; the next open cuts them off
+            if isinstance(error, PoolFull) and not have:
+                _remove_empty_pool(self.path)  # but a full disk needs its room now
             raise
 
     def _add(self, spec: TableSpec) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from trainingcxl.nn.features import SparseFeatures
 from trainingcxl.nn.lookup import pooled_lookup
 from trainingcxl.nn.transfer import Transfer, transfer_for
-from trainingcxl.optim import RowOptimizer
+from trainingcxl.optim import SGD, Adagrad, RowOptimizer, RowWiseAdagrad
 from trainingcxl.pool import Pool, TableSpec
 from trainingcxl.transaction import GroupInput
 
@@ -69,9 +69,11 @@ class PooledModule(nn.Module):
     _anchor: Tensor
 
     def __init__(
-        self, pool: Pool, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizer, *, seed: int
+        self, pool: Pool, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizer | None, *, seed: int
     ) -> None:
         super().__init__()
+        if optimizer is None and pool.is_read_only:
+            optimizer = _optimizer_of(pool, tables)
         if not isinstance(optimizer, RowOptimizer):
             raise TypeError(f"optimizer is a {type(optimizer).__name__}, expected one of trainingcxl.optim")
         self.pool = pool
@@ -135,7 +137,7 @@ class EmbeddingBagCollection(PooledModule):
     Args:
         pool: The pool. Tables it lacks are created, tables it has must have the same shape.
         tables: Tables and their features. The output has their features in this order.
-        optimizer: How a commit updates rows; see `trainingcxl.optim`.
+        optimizer: How a commit updates rows; see `trainingcxl.optim`. None is enough on a read-only pool.
         seed: Initial weights are a pure function of (seed, table name, row).
 
     Example:
@@ -152,7 +154,7 @@ class EmbeddingBagCollection(PooledModule):
     """
 
     def __init__(
-        self, pool: Pool, *, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizer, seed: int = 0
+        self, pool: Pool, *, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizer | None, seed: int = 0
     ) -> None:
         super().__init__(pool, tables, optimizer, seed=seed)
 
@@ -188,6 +190,15 @@ class EmbeddingBagCollection(PooledModule):
     def extra_repr(self) -> str:
         rows = sum(config.num_embeddings for config in self.configs)
         return f"{len(self.configs)} tables, {rows:,} rows, {self.optimizer.kind}, pool '{self.pool.path}'"
+
+
+def _optimizer_of(pool: Pool, tables: Sequence[EmbeddingBagConfig]) -> RowOptimizer | None:
+    """For evaluation: one of the kind that the pool's rows were trained with. It never updates anything."""
+    kinds = {kind.kind: kind for kind in (SGD, Adagrad, RowWiseAdagrad)}
+    for table in tables:
+        if table.name in pool.tables:
+            return kinds[pool.tables[table.name].optimizer](lr=0.0)
+    return None
 
 
 def _host_array(tensor: Tensor) -> "np.ndarray[Any, Any]":

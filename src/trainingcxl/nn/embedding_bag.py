@@ -24,7 +24,7 @@ class EmbeddingBag(PooledModule):
         num_embeddings: Rows.
         embedding_dim: D.
         name: Name of the table in the pool.
-        optimizer: How a commit updates rows.
+        optimizer: How a commit updates rows. None is enough on a read-only pool.
         mode: "sum" or "mean" (torch's "max" has no sum of gradients and is not available).
         include_last_offset: `offsets` has B + 1 entries, the last is N.
         padding_idx: Row that counts for nothing; negative counts from the end, as in torch.
@@ -39,7 +39,7 @@ class EmbeddingBag(PooledModule):
         embedding_dim: int,
         *,
         name: str,
-        optimizer: RowOptimizer,
+        optimizer: RowOptimizer | None,
         mode: Literal["sum", "mean"] = "mean",
         include_last_offset: bool = False,
         padding_idx: int | None = None,

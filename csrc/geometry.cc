@@ -1,0 +1,59 @@
+#include "geometry.h"
+
+#include "errors.h"
+#include "kernels.h"
+
+namespace tcxl {
+
+using namespace layout;
+
+namespace {
+
+constexpr uint64_t kBytesMax =
+    1ull << 56;  // of a span, so that sums of offsets and sizes never overflow
+
+bool is_inside(uint64_t offset, uint64_t bytes, uint64_t end) {
+  return offset <= end && bytes <= end - offset;
+}
+
+}  // namespace
+
+std::string geometry_fault(const GeometryHeader& g) {
+  if (g.log_bytes < kHeadBytes || g.log_bytes > kBytesMax)
+    return text("the log has ", g.log_bytes, " bytes");
+  if (g.data_bytes > kBytesMax) return text("the tables have ", g.data_bytes, " bytes");
+  auto region_fault = [&](const char* name, uint64_t offset, uint64_t bytes) {
+    if (bytes == 0) return std::string();
+    if (offset % kRegionAlign != 0 || bytes % kRegionAlign != 0)
+      return text(name, " is not aligned");
+    if (offset < kHeadBytes || !is_inside(offset, bytes, g.log_bytes))
+      return text(name, " is outside the log");
+    return std::string();
+  };
+  std::string fault = region_fault("the undo ring", g.ring_offset, g.ring_bytes);
+  for (int area = 0; area < 2 && fault.empty(); ++area)
+    fault = region_fault("a dense area", g.dense_offset[area], g.dense_bytes[area]);
+  if (fault.empty() && g.frame_bytes_max > g.ring_bytes)
+    fault = "frames are larger than the undo ring";
+  return fault;
+}
+
+std::string table_fault(const TableRecord& r, uint64_t data_bytes) {
+  if (r.optimizer > static_cast<uint32_t>(OptimizerKind::kRowWiseAdagrad))
+    return text("optimizer number ", r.optimizer, " is unknown");
+  if (r.dim == 0 || r.rows == 0 || r.rows > kBytesMax / sizeof(float) / r.dim)
+    return text(r.rows, " rows of dimension ", r.dim);
+  const auto states =
+      static_cast<uint64_t>(state_dim(static_cast<OptimizerKind>(r.optimizer), r.dim));
+  if (r.weight_bytes != r.rows * r.dim * sizeof(float) ||
+      r.state_bytes != r.rows * states * sizeof(float))
+    return "sizes do not fit the shape";
+  if (r.weight_offset % kRegionAlign != 0 || r.state_offset % kRegionAlign != 0)
+    return "columns are not aligned";
+  if (!is_inside(r.weight_offset, r.weight_bytes, data_bytes) ||
+      !is_inside(r.state_offset, r.state_bytes, data_bytes))
+    return "columns are outside the data";
+  return "";
+}
+
+}  // namespace tcxl

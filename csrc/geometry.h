@@ -1,0 +1,18 @@
+// Whether a geometry can be true: every region inside its span, every table of a size that its
+// shape gives. Bytes with a right checksum may still be hostile, or written by a program with other
+// ideas.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "layout.h"
+
+namespace tcxl {
+
+// The first thing that is wrong with the header; empty if nothing is.
+std::string geometry_fault(const layout::GeometryHeader& geometry);
+// The same for the table whose record this is, in a data span of `data_bytes`.
+std::string table_fault(const layout::TableRecord& record, uint64_t data_bytes);
+
+}  // namespace tcxl

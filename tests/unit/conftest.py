@@ -1,0 +1,78 @@
+"""Pools for the tests of the library layer: small, seeded, closed at the end, and images of what a kill leaves."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trainingcxl.pool import Pool, Table
+
+
+class PoolBench:
+    """Opens pools in one folder and closes whatever is still open at the end."""
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.folder = folder
+        self.options = options
+        self._open: list[Pool] = []
+        self._images = 0
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "test.pool"
+
+    def open(self, path: Path | None = None, **options: Any) -> Pool:
+        pool = Pool(path or self.path, **{"threads": 1, **self.options, **options})
+        self._open.append(pool)
+        return pool
+
+    def image(self, path: Path | None = None) -> Path:
+        """Copies the pool's files as they are now: what kill -9 at this instant leaves behind."""
+        self._images += 1
+        copy = self.folder / f"image{self._images}.pool"
+        shutil.copytree(path or self.path, copy)
+        return copy
+
+    def close(self) -> None:
+        for pool in self._open:
+            pool.close()
+
+
+@pytest.fixture
+def bench(tmpfs_folder: Path) -> Iterator[PoolBench]:
+    """Pools of level `process` on tmpfs."""
+    made = PoolBench(tmpfs_folder)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["process", "power"])
+def any_bench(request: pytest.FixtureRequest, tmpfs_folder: Path) -> Iterator[PoolBench]:
+    """Pools of level `process`, then of level `power` by the DAX code path."""
+    options = {} if request.param == "process" else {"durability": "power", "_medium": "fsdax"}
+    made = PoolBench(tmpfs_folder, **options)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rows_of() -> Callable[[Pool], dict[str, tuple[np.ndarray, np.ndarray]]]:
+    """Copies of weights and state of every table."""
+
+    def copies(pool: Pool) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        def of(table: Table) -> tuple[np.ndarray, np.ndarray]:
+            return table.weight.copy(), table.state.copy()
+
+        return {name: of(table) for name, table in pool.tables.items()}
+
+    return copies
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """Digests are long and say nothing; the fact that they differ does."""
+    if op == "==" and isinstance(left, str) and isinstance(right, str) and len(left) == len(right) == 64:
+        return ["the digests differ", f"  {left}", f"  {right}"]
+    return None
