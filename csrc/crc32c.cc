@@ -29,7 +29,8 @@ struct Slices {
 
 constexpr Slices kSlices;
 
-// Not a function pointer: before this is initialised (a static constructor elsewhere) the table serves.
+// Not a function pointer: before this is initialised (a static constructor elsewhere) the table
+// serves.
 const bool kHasInstruction = internal::has_crc32_instruction();
 
 }  // namespace

@@ -9,8 +9,8 @@
 namespace tcxl::internal {
 namespace {
 
-// Three streams hide the three cycles of the instruction; their checksums are joined by advancing the earlier
-// ones over as many zero bytes as follow them.
+// Three streams hide the three cycles of the instruction; their checksums are joined by advancing
+// the earlier ones over as many zero bytes as follow them.
 constexpr size_t kLong = 4096;
 constexpr size_t kShort = 256;
 
@@ -33,17 +33,21 @@ struct ZeroBytes {
       for (int bit = 0; bit < 32; ++bit) column[bit] = squared[bit];
     }
     for (int byte = 0; byte < 4; ++byte) {
-      for (uint32_t value = 0; value < 256; ++value) table[byte][value] = apply(column, value << (8 * byte));
+      for (uint32_t value = 0; value < 256; ++value)
+        table[byte][value] = apply(column, value << (8 * byte));
     }
   }
-  static constexpr uint32_t one_bit(uint32_t state) { return state >> 1 ^ (state & 1 ? 0x82f63b78u : 0); }
+  static constexpr uint32_t one_bit(uint32_t state) {
+    return state >> 1 ^ (state & 1 ? 0x82f63b78u : 0);
+  }
   static constexpr uint32_t apply(const uint32_t (&column)[32], uint32_t state) {
     uint32_t image = 0;
     for (int bit = 0; bit < 32; ++bit) image ^= (state >> bit & 1) != 0 ? column[bit] : 0;
     return image;
   }
   uint32_t operator()(uint32_t state) const {
-    return table[0][state & 255] ^ table[1][state >> 8 & 255] ^ table[2][state >> 16 & 255] ^ table[3][state >> 24];
+    return table[0][state & 255] ^ table[1][state >> 8 & 255] ^ table[2][state >> 16 & 255] ^
+           table[3][state >> 24];
   }
 };
 
@@ -51,7 +55,8 @@ constexpr ZeroBytes<kLong> kLongShift;
 constexpr ZeroBytes<kShort> kShortShift;
 
 template <size_t kBytes>
-void three_streams(uint64_t& crc, const unsigned char*& p, size_t& size, const ZeroBytes<kBytes>& shift) {
+void three_streams(uint64_t& crc, const unsigned char*& p, size_t& size,
+                   const ZeroBytes<kBytes>& shift) {
   static_assert((kBytes & (kBytes - 1)) == 0 && kBytes % 8 == 0);
   for (; size >= 3 * kBytes; size -= 3 * kBytes, p += 3 * kBytes) {
     uint64_t a = crc, b = 0, c = 0;

@@ -12,12 +12,18 @@ namespace tcxl {
 
 namespace {
 
-constexpr uint64_t kLookupsPerChunk = 8192;
+constexpr uint64_t kWorthSharing = 4096;  // lookups; below, waking threads costs more
 constexpr int64_t kBagsPerChunk = 256;
 }  // namespace
 
-Engine::Engine(Store& store, UndoLog& undo, DenseLog& dense, uint64_t committed, const EngineOptions& options)
-    : store_(store), undo_(undo), dense_(dense), options_(options), workers_(std::max(1, options.threads)), committed_(committed) {
+Engine::Engine(Store& store, UndoLog& undo, DenseLog& dense, uint64_t committed,
+               const EngineOptions& options)
+    : store_(store),
+      undo_(undo),
+      dense_(dense),
+      options_(options),
+      workers_(std::max(1, options.threads)),
+      committed_(committed) {
   life_ = store_.max_life();
   last_captured_ = dense_.newest() ? dense_.newest()->header.batch : committed;
   if (!store_.is_read_only()) thread_ = std::thread([this] { background(); });
@@ -38,7 +44,7 @@ size_t Engine::add_group(const Group& group) {
   return groups_.size() - 1;
 }
 
-// --- announce and lookup ----------------------------------------------------------------------------------
+// --- announce and lookup
 
 std::shared_ptr<Step> Engine::fresh_step() {
   for (auto& step : all_steps_) {
@@ -46,7 +52,8 @@ std::shared_ptr<Step> Engine::fresh_step() {
       const std::shared_ptr<Step> reused = step;
       reused->log = LogState::kNone;
       reused->is_sorting = reused->is_sorted = reused->overlap_pending = false;
-      reused->is_next_mapped = reused->hand_off_closed = reused->has_flag = reused->is_blocked = false;
+      reused->is_next_mapped = reused->hand_off_closed = reused->has_flag = reused->is_blocked =
+          false;
       reused->num_tables = 0;
       return reused;
     }
@@ -58,15 +65,19 @@ std::shared_ptr<Step> Engine::fresh_step() {
 // The tables of the step's groups. A table belongs to one module, hence to one group.
 void Engine::add_tables(Step& step) {
   step.num_tables = 0;
+  step.place.assign(store_.tables().size(), kNoRecord);
   for (size_t g = 0; g < step.groups.size(); ++g) {
-    for (const GroupFeature& feature : groups_[step.groups[g].group].features) {
-      bool known = false;
-      for (size_t t = 0; t < step.num_tables; ++t) known |= step.tables[t].table == feature.table;
-      if (known) continue;
-      if (step.tables.size() == step.num_tables) step.tables.emplace_back();
-      step.tables[step.num_tables].table = feature.table;
-      step.tables[step.num_tables].group = g;
-      ++step.num_tables;
+    const auto& features = groups_[step.groups[g].group].features;
+    for (size_t f = 0; f < features.size(); ++f) {
+      uint32_t& place = step.place[features[f].table];
+      if (place == kNoRecord) {
+        place = static_cast<uint32_t>(step.num_tables++);
+        if (step.tables.size() < step.num_tables) step.tables.emplace_back();
+        step.tables[place].table = features[f].table;
+        step.tables[place].group = g;
+        step.tables[place].features.clear();
+      }
+      step.tables[place].features.push_back(step.groups[g].features[f]);
     }
   }
 }
@@ -79,7 +90,8 @@ uint64_t Engine::announce(const std::vector<GroupInput>& inputs) {
     step = fresh_step();
   }
   step->groups.resize(inputs.size());
-  for (size_t g = 0; g < inputs.size(); ++g) step->groups[g].assign(inputs[g], groups_[inputs[g].group], store_.tables());
+  for (size_t g = 0; g < inputs.size(); ++g)
+    step->groups[g].assign(inputs[g], groups_[inputs[g].group], store_.tables());
   add_tables(*step);
   {
     std::lock_guard lock(mutex_);
@@ -98,7 +110,8 @@ std::shared_ptr<Lookup> Engine::lookup(const GroupInput& input, float* out) {
     std::lock_guard lock(mutex_);
     for (const auto& step : queue_) {
       for (size_t g = 0; g < step->groups.size() && !result->step; ++g) {
-        if (step->id != 0 && step->groups[g].equals(input, spec)) result->step = step, result->index = g;
+        if (step->id != 0 && step->groups[g].equals(input, spec))
+          result->step = step, result->index = g;
       }
       if (result->step) break;
     }
@@ -106,12 +119,17 @@ std::shared_ptr<Lookup> Engine::lookup(const GroupInput& input, float* out) {
   if (!result->step) result->own.assign(input, spec, store_.tables());
   const GroupBatch& batch = result->batch();
   const int64_t blocks = (batch.bags + kBagsPerChunk - 1) / kBagsPerChunk;
-  workers_.run(static_cast<uint64_t>(blocks) * spec.features.size(), [&](uint64_t i) {
-    // Feature-major order: one table after the other has the better TLB reach.
-    const size_t f = i / static_cast<uint64_t>(blocks);
-    const int64_t begin = static_cast<int64_t>(i % static_cast<uint64_t>(blocks)) * kBagsPerChunk;
-    tcxl::lookup(store_.tables()[spec.features[f].table].view, batch.features[f], begin, std::min(batch.bags, begin + kBagsPerChunk), out, spec.stride);
-  });
+  workers_.run(
+      static_cast<uint64_t>(blocks) * spec.features.size(),
+      [&](uint64_t i) {
+        // Feature-major order: one table after the other has the better TLB reach.
+        const size_t f = i / static_cast<uint64_t>(blocks);
+        const int64_t begin =
+            static_cast<int64_t>(i % static_cast<uint64_t>(blocks)) * kBagsPerChunk;
+        tcxl::lookup(store_.tables()[spec.features[f].table].view, batch.features[f], begin,
+                     std::min(batch.bags, begin + kBagsPerChunk), out, spec.stride);
+      },
+      batch.ids.size() >= kWorthSharing);
   stats_.lookup_ns += watch.ns();
   stats_.lookups += batch.ids.size();
   return result;
@@ -121,13 +139,15 @@ void Engine::per_sample_weight_grad(const Lookup& lookup, const float* grad, flo
   const GroupBatch& batch = lookup.batch();
   const Group& spec = groups_[batch.group];
   workers_.run(spec.features.size(), [&](uint64_t f) {
-    tcxl::per_sample_weight_grad(store_.tables()[spec.features[f].table].view, batch.features[f], 0, batch.bags, grad, spec.stride, weight_grad);
+    tcxl::per_sample_weight_grad(store_.tables()[spec.features[f].table].view, batch.features[f], 0,
+                                 batch.bags, grad, spec.stride, weight_grad);
   });
 }
 
-// --- prepare ----------------------------------------------------------------------------------------------
+// --- prepare
 
-// One step out of several lookups (accumulation, a batch that was not announced): groups are concatenated.
+// One step out of several lookups (accumulation, a batch that was not announced): groups are
+// concatenated.
 std::shared_ptr<Step> Engine::merge(const std::vector<Part>& parts) {
   std::shared_ptr<Step> step = fresh_step();
   step->id = 0;
@@ -146,7 +166,8 @@ std::shared_ptr<Step> Engine::merge(const std::vector<Part>& parts) {
       sources.push_back(&batch);
       all.bags += batch.bags;
       all.has_weights |= batch.has_weights;
-      if (part.grad != nullptr) grad.insert(grad.end(), part.grad, part.grad + batch.bags * groups_[g].stride);
+      if (part.grad != nullptr)
+        grad.insert(grad.end(), part.grad, part.grad + batch.bags * groups_[g].stride);
     }
     if (sources.empty()) continue;
     for (size_t f = 0; f < groups_[g].features.size(); ++f) {
@@ -156,7 +177,8 @@ std::shared_ptr<Step> Engine::merge(const std::vector<Part>& parts) {
           all.offsets.push_back(static_cast<int64_t>(all.ids.size()));
           for (int64_t i = bags.offsets[b]; i < bags.offsets[b + 1]; ++i) {
             all.ids.push_back(bags.ids[i]);
-            if (all.has_weights) all.weights.push_back(bags.weights != nullptr ? bags.weights[i] : 1.0f);
+            if (all.has_weights)
+              all.weights.push_back(bags.weights != nullptr ? bags.weights[i] : 1.0f);
           }
         }
       }
@@ -166,13 +188,15 @@ std::shared_ptr<Step> Engine::merge(const std::vector<Part>& parts) {
     GroupBatch& kept = step->groups.back();
     for (size_t f = 0; f < groups_[g].features.size(); ++f) {
       const GroupFeature& feature = groups_[g].features[f];
-      kept.features.push_back({kept.ids.data(), kept.offsets.data() + static_cast<int64_t>(f) * kept.bags,
-                               kept.has_weights ? kept.weights.data() : nullptr, feature.pooling, feature.column});
+      kept.features.push_back(
+          {kept.ids.data(), kept.offsets.data() + static_cast<int64_t>(f) * kept.bags,
+           kept.has_weights ? kept.weights.data() : nullptr, feature.pooling, feature.column});
     }
     grads_.push_back(grad.data());
   }
   add_tables(*step);
-  for (size_t g = 0; g < step->groups.size(); ++g) {  // moving the group above moved no buffer, but be exact
+  for (size_t g = 0; g < step->groups.size();
+       ++g) {  // moving the group above moved no buffer, but be exact
     TCXL_ASSERT(step->groups[g].features.front().ids == step->groups[g].ids.data());
   }
   return step;
@@ -186,19 +210,27 @@ void Engine::prepare(const std::vector<Part>& parts, uint64_t through) {
     const uint64_t n = static_cast<uint64_t>(batch.bags * groups_[batch.group].stride);
     constexpr uint64_t kBlock = 1 << 16;
     std::atomic<bool> is_bad{false};
-    workers_.run((n + kBlock - 1) / kBlock, [&](uint64_t i) {
-      if (has_non_finite(part.grad + i * kBlock, std::min(kBlock, n - i * kBlock))) is_bad = true;
-    });
+    workers_.run((n + kBlock - 1) / kBlock,
+                 [&](uint64_t i) {
+                   if (has_non_finite(part.grad + i * kBlock, std::min(kBlock, n - i * kBlock)))
+                     is_bad = true;
+                 },
+                 n > 4 * kBlock);
     if (is_bad) {
-      const auto bad = static_cast<uint64_t>(std::find_if(part.grad, part.grad + n, [](float v) { return !std::isfinite(v); }) - part.grad);
+      const auto bad = static_cast<uint64_t>(
+          std::find_if(part.grad, part.grad + n, [](float v) { return !std::isfinite(v); }) -
+          part.grad);
       const Group& spec = groups_[batch.group];
       const auto column = static_cast<int64_t>(bad) % spec.stride;
       std::string name;
       for (const GroupFeature& feature : spec.features) {
         if (feature.column <= column) name = feature.name;
       }
-      fail(ErrorKind::kValue, "the gradient of feature '", name, "' is ", part.grad[bad], " in sample ", static_cast<int64_t>(bad) / spec.stride,
-           " (column ", column, ")\n  state: the pool is unchanged, batch ", committed_ + 1, " is not committed\n  do:    skip the batch (run.skip()), lower the learning rate, or clip gradients");
+      fail(ErrorKind::kValue, "the gradient of feature '", name, "' is ", part.grad[bad],
+           " in sample ", static_cast<int64_t>(bad) / spec.stride, " (column ", column,
+           ")\n  state: the pool is unchanged, batch ", committed_ + 1,
+           " is not committed\n  do:    skip the batch (run.skip()), lower the learning rate, or "
+           "clip gradients");
     }
   }
   Lock lock(mutex_);
@@ -208,7 +240,8 @@ void Engine::prepare(const std::vector<Part>& parts, uint64_t through) {
   }
   prepared_.reset();
   const std::shared_ptr<Step> head = queue_.empty() ? nullptr : queue_.front();
-  bool is_head = head && head->id == through && parts.size() == head->groups.size() && !parts.empty();
+  bool is_head =
+      head && head->id == through && parts.size() == head->groups.size() && !parts.empty();
   std::vector<bool> used(head ? head->groups.size() : 0, false);
   for (const Part& part : parts) {
     is_head = is_head && part.lookup->step == head && !used[part.lookup->index];
@@ -245,127 +278,12 @@ double Engine::grad_norm_sq() {
     norms.resize(rows);
     constexpr uint64_t kBlock = 4096;
     workers_.run((rows + kBlock - 1) / kBlock, [&](uint64_t i) {
-      row_grad_norm_sq(table.lookups, grads_[table.group], store_.tables()[table.table].view.dim, i * kBlock, std::min(rows, (i + 1) * kBlock), norms.data() + i * kBlock);
+      row_grad_norm_sq(table.lookups, grads_[table.group], store_.tables()[table.table].view.dim,
+                       i * kBlock, std::min(rows, (i + 1) * kBlock), norms.data() + i * kBlock);
     });
     for (uint64_t r = 0; r < rows; ++r) sum += norms[r];
   }
   return sum;
-}
-
-// --- commit -----------------------------------------------------------------------------------------------
-
-// Bounds what "exact" has to do again: before batch n commits, every generation up to n - 2K + 1 is complete.
-void Engine::wait_for_generation(Lock& lock) {
-  if (!dense_.is_writing()) return;
-  const Stopwatch watch;
-  changed_.wait(lock, [&] {
-    const uint64_t newest = dense_.newest() ? dense_.newest()->header.batch : 0;
-    return !dense_.is_writing() || newest + 2 * dense_every_ > committed_ + 1;
-  });
-  stats_.dense_wait_ns += watch.ns();
-}
-
-// Row ranges of about equal numbers of lookups; the split does not change a bit.
-void Engine::plan_chunks(const Step& step) {
-  chunks_.clear();
-  for (size_t t = 0; t < step.num_tables; ++t) {
-    const TableLookups& lookups = step.tables[t].lookups;
-    const uint64_t rows = lookups.num_rows();
-    for (uint64_t begin = 0; begin < rows;) {
-      const auto from = lookups.begin.begin() + static_cast<int64_t>(begin);
-      const auto to = std::upper_bound(from + 1, lookups.begin.end(), *from + kLookupsPerChunk);
-      const uint64_t end = std::min(rows, std::max(begin + 1, static_cast<uint64_t>(to - lookups.begin.begin()) - 1));
-      chunks_.push_back({t, begin, end});
-      begin = end;
-    }
-  }
-}
-
-void Engine::update(Step& step, const std::vector<RowSettings>& settings, float grad_scale, bool hand_over) {
-  plan_chunks(step);
-  const Step* next = hand_over ? queue_[1].get() : nullptr;
-  workers_.run(chunks_.size(), [&](uint64_t i) {
-    const Chunk& chunk = chunks_[i];
-    const StepTable& table = step.tables[chunk.table];
-    UpdateJob job;
-    job.table = store_.tables()[table.table].view;
-    job.lookups = &table.lookups;
-    job.grad = grads_[table.group];
-    job.learning_rate = settings[table.table].learning_rate;
-    job.eps = settings[table.table].eps;
-    job.grad_scale = grad_scale;
-    job.flush = store_.persistence().flush_function();
-    if (next != nullptr && !table.next_record.empty()) {
-      for (size_t t = 0; t < next->num_tables; ++t) {
-        if (next->tables[t].table == table.table) job.next_log = next->tables[t].columns, job.next_record = table.next_record.data();
-      }
-    }
-    update_rows(job, chunk.row_begin, chunk.row_end);
-    store_.persistence().fence();
-  });
-}
-
-layout::Slot Engine::next_slot(uint64_t batch) const {
-  layout::Slot slot{};
-  slot.batch = batch;
-  slot.life = life_;
-  slot.dense_batch = layout::kNoBatch;
-  if (dense_.newest()) {
-    slot.dense_batch = dense_.newest()->header.batch;
-    slot.dense_life = dense_.newest()->header.life;
-    slot.dense_area = dense_.newest()->area;
-    slot.dense_crc = dense_.newest()->header.crc;
-  }
-  return slot;
-}
-
-uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_scale, const std::string& resume) {
-  Lock lock(mutex_);
-  store_.check_alive();
-  check_background();
-  if (!store_.slot()) fail(ErrorKind::kPool, "batch 0 of pool '", store_.path(), "' was never committed");
-  if (!prepared_ || queue_.empty() || queue_.front() != prepared_) fail(ErrorKind::kPool, "no step is prepared");
-  if (resume.size() > layout::kResumeBytesMax) fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ", layout::kResumeBytesMax, " fit");
-  const std::shared_ptr<Step> step = prepared_;
-  ensure_sorted(lock, *step);
-  ensure_flag(lock, *step);
-  wait_for_generation(lock);
-  const bool hand_over = queue_.size() > 1 && step->is_next_mapped;
-  if (!hand_over) step->hand_off_closed = true;
-
-  lock.unlock();
-  Stopwatch watch;
-  update(*step, settings, grad_scale, hand_over);
-  const uint64_t update_ns = watch.ns();
-  lock.lock();
-
-  watch = Stopwatch();
-  store_.write_slot(next_slot(committed_ + 1), resume);
-  ++committed_;
-  queue_.pop_front();
-  prepared_.reset();
-  if (hand_over) {
-    for (const StepTable& table : step->tables) {
-      for (const uint32_t record : table.next_record) stats_.rows_handed_over += record != kNoRecord ? 1 : 0;
-    }
-  }
-  if (!queue_.empty()) {
-    queue_.front()->overlap_pending = false;
-    queue_.front()->is_blocked = false;
-    set_flag_if_complete(*queue_.front());
-  }
-  if (options_.without_log) undo_.reclaim(committed_);
-  ++stats_.batches;
-  stats_.rows += step->num_rows();
-  stats_.update_ns += update_ns;
-  stats_.commit_ns += watch.ns();
-  changed_.notify_all();
-  return committed_;
-}
-
-void Engine::commit_record(const std::string& resume) {
-  Lock lock(mutex_);
-  store_.write_slot(next_slot(committed_), resume);
 }
 
 }  // namespace tcxl

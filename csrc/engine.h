@@ -1,9 +1,11 @@
-// The device's engine (paper: computing logic and checkpointing logic of CXL-MEM): lookups, the background undo log
-// of announced batches, the update, the commit. One trainer thread calls it; one background thread writes logs.
+// The device's engine (paper: computing logic and checkpointing logic of CXL-MEM): lookups, the
+// background undo log of announced batches, the update, the commit. One trainer thread calls it;
+// one background thread writes logs.
 //
 //   announce(N+1)           background: sort, undo records of rows that N does not change
 //   lookup(N) ... prepare(N), the dense optimizer's step
-//   commit(N)               wait for flag N; update rows, hand overlapping rows to the log of N+1; slot
+//   commit(N)               wait for flag N; update rows, hand overlapping rows to the log of N+1;
+//   slot
 //
 // Nothing in the pool's tables changes outside commit().
 #pragma once
@@ -36,8 +38,10 @@ struct EngineOptions {
 struct Stats {
   uint64_t batches = 0, lookups = 0, rows = 0, rows_handed_over = 0;
   uint64_t log_bytes = 0, dense_bytes = 0, unannounced = 0, log_growths = 0;
-  uint64_t lookup_ns = 0, flag_wait_ns = 0, log_inline_ns = 0, update_ns = 0, commit_ns = 0, dense_wait_ns = 0;
-  uint64_t background_log_ns = 0, background_sort_ns = 0, background_dense_ns = 0, dense_copy_ns = 0;
+  uint64_t lookup_ns = 0, flag_wait_ns = 0, log_inline_ns = 0, update_ns = 0, commit_ns = 0,
+           dense_wait_ns = 0;
+  uint64_t background_log_ns = 0, background_sort_ns = 0, background_dense_ns = 0,
+           dense_copy_ns = 0;
 };
 
 // What one lookup call read: an announced step's group, or a copy of its own.
@@ -59,26 +63,30 @@ struct RowSettings {
 
 class Engine {
  public:
-  Engine(Store& store, UndoLog& undo, DenseLog& dense, uint64_t committed, const EngineOptions& options);
+  Engine(Store& store, UndoLog& undo, DenseLog& dense, uint64_t committed,
+         const EngineOptions& options);
   ~Engine();
 
   size_t add_group(const Group& group);
   const Group& group(size_t index) const { return groups_[index]; }
 
-  // Hands the engine a later batch's indices; the log of it starts in the background. Returns its id (1, 2, ...).
+  // Hands the engine a later batch's indices; the log of it starts in the background. Returns its
+  // id (1, 2, ...).
   uint64_t announce(const std::vector<GroupInput>& inputs);
-  // Pooled rows of one group into out[bags][stride]. The indices are those of the oldest announced step when they
-  // are equal bit for bit, else they are copied.
+  // Pooled rows of one group into out[bags][stride]. The indices are those of the oldest announced
+  // step when they are equal bit for bit, else they are copied.
   std::shared_ptr<Lookup> lookup(const GroupInput& input, float* out);
   void per_sample_weight_grad(const Lookup& lookup, const float* grad, float* weight_grad);
 
-  // Makes `parts` the step that commits next: announced steps up to id `through` that it does not use are
-  // dropped. Checks the gradients. Every error leaves pool and queue as they were, or the queue shorter.
+  // Makes `parts` the step that commits next: announced steps up to id `through` that it does not
+  // use are dropped. Checks the gradients. Every error leaves pool and queue as they were, or the
+  // queue shorter.
   void prepare(const std::vector<Part>& parts, uint64_t through);
   // Norm of the summed gradients of the prepared step's rows: sum of squares.
   double grad_norm_sq();
   // Log, update, slot. Returns the committed batch. `settings`: one per table.
-  uint64_t commit(const std::vector<RowSettings>& settings, float grad_scale, const std::string& resume);
+  uint64_t commit(const std::vector<RowSettings>& settings, float grad_scale,
+                  const std::string& resume);
   // Same tables, another resume record (end of an epoch, finished).
   void commit_record(const std::string& resume);
   void drop_announced();  // forgets announced steps, e.g. when a loop is left
@@ -86,7 +94,8 @@ class Engine {
   // Dense generation of the committed batch: copied on return, written in the background.
   void capture(const std::string& resume, const std::vector<DenseLog::Part>& parts);
   void wait_dense();
-  void set_dense_every(uint64_t batches);  // K: bounds how far the newest generation may lag (2K - 1)
+  void set_dense_every(
+      uint64_t batches);  // K: bounds how far the newest generation may lag (2K - 1)
   bool is_dense_due();
 
   uint64_t committed() const { return committed_; }
@@ -113,7 +122,8 @@ class Engine {
   void make_room(Lock& lock, Step& step);
   void grow_log(uint64_t frame_bytes);
   void wait_for_generation(Lock& lock);
-  void update(Step& step, const std::vector<RowSettings>& settings, float grad_scale, bool hand_over);
+  void update(Step& step, const std::vector<RowSettings>& settings, float grad_scale,
+              bool hand_over);
   void plan_chunks(const Step& step);
   layout::Slot next_slot(uint64_t batch) const;
   void finish_generation();

@@ -1,5 +1,5 @@
-// The engine's checkpointing logic: sorting, undo records, flags, dense generations, and the background thread that
-// does all of this ahead of the step that needs it.
+// The engine's checkpointing logic: sorting, undo records, flags, dense generations, and the
+// background thread that does all of this ahead of the step that needs it.
 #include <algorithm>
 
 #include "engine.h"
@@ -10,52 +10,49 @@ namespace tcxl {
 
 namespace {
 
+constexpr uint64_t kWorthSharing = 8192;  // lookups; below, waking threads costs more
 constexpr uint64_t kRingBytesMin = 4ull << 20;
-constexpr uint64_t kRingFrames = 64;                // horizon that a ring chosen by us has room for ...
+constexpr uint64_t kRingFrames = 64;  // horizon that a ring chosen by us has room for ...
 constexpr uint64_t kRingBytesUsual = 512ull << 20;  // ... unless that is more than this
 
 }  // namespace
 
-// --- sort and undo records --------------------------------------------------------------------------------
+// --- sort and undo records
 
+// Sorts every table's lookups and plans the frame of their undo records.
 void Engine::sort(Step& step, bool parallel) {
   auto sort_table = [&](uint64_t t) {
     StepTable& table = step.tables[t];
     const GroupBatch& batch = step.groups[table.group];
-    const Group& spec = groups_[batch.group];
-    FeatureBags bags[64];
-    std::vector<FeatureBags> many;
-    size_t count = 0;
-    for (size_t f = 0; f < spec.features.size(); ++f) {
-      if (spec.features[f].table != table.table) continue;
-      if (count < 64) bags[count] = batch.features[f];
-      if (count >= 64) many.push_back(batch.features[f]);
-      ++count;
-    }
-    if (!many.empty()) many.insert(many.begin(), bags, bags + 64);
-    table.lookups.build(many.empty() ? bags : many.data(), count, batch.bags, spec.stride, store_.tables()[table.table].view.rows);
+    table.lookups.build(table.features.data(), table.features.size(), batch.bags,
+                        groups_[batch.group].stride, store_.tables()[table.table].view.rows);
   };
-  if (parallel) {
+  if (parallel && step.num_lookups() >= kWorthSharing) {
     workers_.run(step.num_tables, sort_table);
   } else {
     for (uint64_t t = 0; t < step.num_tables; ++t) sort_table(t);
   }
-}
-
-// Reserves the frame. False: the ring has no room now. With the engine's mutex held.
-bool Engine::begin_log(Step& step) {
   step.plan.segments.clear();
   step.plan.bytes = step.plan.records = 0;
   for (size_t t = 0; t < step.num_tables; ++t) {
     const StepTable& table = step.tables[t];
-    if (table.lookups.num_rows() > 0) UndoLog::add_segment(step.plan, table.table, store_.tables()[table.table].view, table.lookups.num_rows());
+    if (table.lookups.num_rows() == 0) continue;
+    UndoLog::add_segment(step.plan, table.table, store_.tables()[table.table].view,
+                         table.lookups.num_rows());
   }
-  if (!options_.without_log && !undo_.reserve(step.batch, step.plan.bytes, step.frame_offset)) return false;
+  UndoLog::lay_out(step.plan);
+}
+
+// Reserves the frame. False: the ring has no room now. With the engine's mutex held.
+bool Engine::begin_log(Step& step) {
+  if (!options_.without_log && !undo_.reserve(step.batch, step.plan.bytes, step.frame_offset))
+    return false;
   size_t segment = 0;
   for (size_t t = 0; t < step.num_tables && !options_.without_log; ++t) {
     StepTable& table = step.tables[t];
     if (table.lookups.num_rows() == 0) continue;
-    table.columns = undo_.columns(step.frame_offset, step.plan.segments[segment++], step.batch, life_);
+    table.columns =
+        undo_.columns(step.frame_offset, step.plan.segments[segment++], step.batch, life_);
     table.own_records.clear();
   }
   step.log = LogState::kWriting;
@@ -69,29 +66,28 @@ void Engine::copy_rows(Step& step, bool all, bool parallel) {
     const StepTable& table = step.tables[t];
     const auto& rows = table.lookups.rows;
     if (rows.empty()) return;
-    copy_rows_to_log(store_.tables()[table.table].view, rows.data(), all ? nullptr : table.own_records.data(), 0,
+    copy_rows_to_log(store_.tables()[table.table].view, rows.data(),
+                     all ? nullptr : table.own_records.data(), 0,
                      all ? rows.size() : table.own_records.size(), table.columns, flush);
     store_.persistence().fence();
   };
   if (options_.without_log) return;
-  if (parallel) {
+  if (parallel && step.num_rows() >= kWorthSharing) {
     workers_.run(step.num_tables, copy);
   } else {
     for (uint64_t t = 0; t < step.num_tables; ++t) copy(t);
   }
 }
 
-// Which rows of `step` the next batch changes too: their undo value for `next` is the value after `step`.
+// Which rows of `step` the next batch changes too: their undo value for `next` is the value after
+// `step`.
 void Engine::match_with_next(Step& step, Step& next) {
   for (size_t t = 0; t < step.num_tables; ++t) step.tables[t].next_record.clear();
   for (size_t n = 0; n < next.num_tables; ++n) {
     StepTable& to = next.tables[n];
     const uint64_t count = to.lookups.num_rows();
     to.own_records.clear();
-    StepTable* from = nullptr;
-    for (size_t t = 0; t < step.num_tables; ++t) {
-      if (step.tables[t].table == to.table) from = &step.tables[t];
-    }
+    StepTable* from = step.find(to.table);
     if (from != nullptr) match_rows(from->lookups.rows, to.lookups.rows, from->next_record);
     uint64_t record = 0;
     if (from != nullptr) {  // matches ascend: what lies between two of them is the next step's own
@@ -128,28 +124,29 @@ void Engine::grow_log(uint64_t frame_bytes) {
   uint64_t bytes = options_.log_bytes;
   if (bytes == 0) {
     const uint64_t frame = frame_bytes + frame_bytes / 2;
-    bytes = std::max({kRingBytesMin, frames * frame, std::min(kRingFrames * frame, kRingBytesUsual)});
+    bytes =
+        std::max({kRingBytesMin, frames * frame, std::min(kRingFrames * frame, kRingBytesUsual)});
   } else if (undo_.ring_bytes() > 0 || frames * frame_bytes > bytes) {
-    fail(ErrorKind::kFull, "the undo log of batch ", committed_ + 1, " needs ", frame_bytes, " bytes, log_bytes = ", bytes, " has room for ", bytes / frames,
-         "\n  where: pool '", store_.path(), "'\n  state: the pool is unchanged at batch ", committed_, "\n  do:    raise log_bytes to ", frames * frame_bytes, ", or use smaller batches");
+    fail(ErrorKind::kFull, "the undo log of batch ", committed_ + 1, " needs ", frame_bytes,
+         " bytes, log_bytes = ", bytes, " has room for ", bytes / frames, "\n  where: pool '",
+         store_.path(), "'\n  state: the pool is unchanged at batch ", committed_,
+         "\n  do:    raise log_bytes to ", frames * frame_bytes, ", or use smaller batches");
   }
   undo_.grow(bytes, bytes / frames);
   ++stats_.log_growths;
 }
 
-// Refuses a batch that is larger than the pool's limits, and grows the log for one that is larger than any before:
-// here, so that no error is left for the time after the dense optimizer's step.
+// Refuses a batch that is larger than the pool's limits, and grows the log for one that is larger
+// than any before: here, so that no error is left for the time after the dense optimizer's step.
 void Engine::admit(Lock& lock, Step& step) {
   ensure_sorted(lock, step);
   if (options_.without_log) return;
-  FramePlan plan;
-  for (size_t t = 0; t < step.num_tables; ++t) {
-    const StepTable& table = step.tables[t];
-    if (table.lookups.num_rows() > 0) UndoLog::add_segment(plan, table.table, store_.tables()[table.table].view, table.lookups.num_rows());
-  }
+  const FramePlan& plan = step.plan;
   if (options_.rows_per_batch_max > 0 && plan.records > options_.rows_per_batch_max) {
-    fail(ErrorKind::kFull, "batch ", committed_ + 1, " changes ", plan.records, " rows, rows_per_batch_max is ", options_.rows_per_batch_max,
-         "\n  where: pool '", store_.path(), "'\n  state: the pool is unchanged at batch ", committed_, "\n  do:    raise rows_per_batch_max, or use smaller batches");
+    fail(ErrorKind::kFull, "batch ", committed_ + 1, " changes ", plan.records,
+         " rows, rows_per_batch_max is ", options_.rows_per_batch_max, "\n  where: pool '",
+         store_.path(), "'\n  state: the pool is unchanged at batch ", committed_,
+         "\n  do:    raise rows_per_batch_max, or use smaller batches");
   }
   if (undo_.ring_bytes() > 0 && plan.bytes <= store_.geometry().frame_bytes_max) return;
   reset_log_from(lock, 0);
@@ -160,11 +157,13 @@ void Engine::admit(Lock& lock, Step& step) {
 void Engine::make_room(Lock& lock, Step& step) {
   const Stopwatch watch;
   if (!dense_.is_writing()) {
-    grow_log(2 * step.plan.bytes);  // nobody captured a generation although one was due: the frames may not go
+    grow_log(2 * step.plan.bytes);  // nobody captured a generation although one was due: the frames
+                                    // may not go
     return;
   }
   const uint64_t writing = dense_.writing_batch();
-  changed_.wait(lock, [&] { return !dense_.is_writing() || dense_.writing_batch() != writing || stop_; });
+  changed_.wait(lock,
+                [&] { return !dense_.is_writing() || dense_.writing_batch() != writing || stop_; });
   stats_.dense_wait_ns += watch.ns();
 }
 
@@ -193,9 +192,10 @@ void Engine::ensure_flag(Lock& lock, Step& step) {
   (inline_log ? stats_.log_inline_ns : stats_.flag_wait_ns) += watch.ns();
 }
 
-// --- dropping ---------------------------------------------------------------------------------------------
+// --- dropping
 
-// Takes back the logs of queue_[index ...]: they are written again for their new place in the order.
+// Takes back the logs of queue_[index ...]: they are written again for their new place in the
+// order.
 void Engine::reset_log_from(Lock& lock, size_t index) {
   is_paused_ = true;  // the background thread finishes what it has in hand and takes nothing new
   for (size_t i = index; i < queue_.size(); ++i) {
@@ -207,7 +207,8 @@ void Engine::reset_log_from(Lock& lock, size_t index) {
   for (size_t i = index; i < queue_.size(); ++i) {
     Step& step = *queue_[i];
     step.log = LogState::kNone;
-    step.overlap_pending = step.has_flag = step.is_next_mapped = step.hand_off_closed = step.is_blocked = false;
+    step.overlap_pending = step.has_flag = step.is_next_mapped = step.hand_off_closed =
+        step.is_blocked = false;
   }
   if (index > 0) queue_[index - 1]->is_next_mapped = false;
 }
@@ -225,7 +226,7 @@ void Engine::drop_announced() {
   changed_.notify_all();
 }
 
-// --- dense log --------------------------------------------------------------------------------------------
+// --- dense log
 
 void Engine::capture(const std::string& resume, const std::vector<DenseLog::Part>& parts) {
   Lock lock(mutex_);
@@ -288,10 +289,12 @@ Stats Engine::stats() {
   return stats_;
 }
 
-// --- checkpointing logic: the background thread --------------------------------------------------------------
+// --- checkpointing logic: the background thread
 
 void Engine::check_background() const {
-  if (!background_error_.empty()) fail(ErrorKind::kPool, "the log writer stopped: ", background_error_, "\n  do:    open the pool again; it recovers the last committed batch");
+  if (!background_error_.empty())
+    fail(ErrorKind::kPool, "the log writer stopped: ", background_error_,
+         "\n  do:    open the pool again; it recovers the last committed batch");
 }
 
 bool Engine::background_sort(Lock& lock) {
@@ -313,14 +316,16 @@ bool Engine::background_sort(Lock& lock) {
   return false;
 }
 
-// Only the step that commits next and its successor are logged ahead: a row's undo value is known once every batch
-// before the one in flight has committed.
+// Only the step that commits next and its successor are logged ahead: a row's undo value is known
+// once every batch before the one in flight has committed.
 bool Engine::background_log(Lock& lock) {
   for (size_t i = 0; i < std::min<size_t>(queue_.size(), 2); ++i) {
     const std::shared_ptr<Step> step = queue_[i];
     const std::shared_ptr<Step> before = i == 0 ? nullptr : queue_[0];
     if (step->log != LogState::kNone || step->id == 0 || step->is_blocked) continue;
-    if (!step->is_sorted || (before && (before->hand_off_closed || !before->is_sorted || before->log == LogState::kNone))) return false;
+    if (!step->is_sorted || (before && (before->hand_off_closed || !before->is_sorted ||
+                                        before->log == LogState::kNone)))
+      return false;
     step->batch = committed_ + 1 + i;
     if (undo_.ring_bytes() == 0 || !begin_log(*step)) {
       step->is_blocked = true;  // the commit makes room

@@ -1,5 +1,6 @@
-// Errors that reach the user. The message says what, where and what to do; the kind chooses the Python class
-// (src/trainingcxl/errors.py). An assertion (TCXL_ASSERT) is our bug, an Error is the world's fault.
+// Errors that reach the user. The message says what, where and what to do; the kind chooses the
+// Python class (src/trainingcxl/errors.py). An assertion (TCXL_ASSERT) is our bug, an Error is the
+// world's fault.
 #pragma once
 
 #include <cstdio>
@@ -10,7 +11,18 @@
 
 namespace tcxl {
 
-enum class ErrorKind { kPool, kLocked, kCorrupted, kFull, kVersion, kDurability, kRecovery, kIndex, kValue, kOs };
+enum class ErrorKind {
+  kPool,
+  kLocked,
+  kCorrupted,
+  kFull,
+  kVersion,
+  kDurability,
+  kRecovery,
+  kIndex,
+  kValue,
+  kOs
+};
 
 class Error : public std::runtime_error {
  public:

@@ -13,9 +13,12 @@ namespace {
 
 const internal::KernelTable* kernels_for(Isa isa) {
   switch (isa) {
-    case Isa::kAvx512: return internal::avx512_kernels();
-    case Isa::kAvx2: return internal::avx2_kernels();
-    case Isa::kScalar: return internal::scalar_kernels();
+    case Isa::kAvx512:
+      return internal::avx512_kernels();
+    case Isa::kAvx2:
+      return internal::avx2_kernels();
+    case Isa::kScalar:
+      return internal::scalar_kernels();
   }
   return nullptr;
 }
@@ -25,8 +28,10 @@ bool cpu_has(Isa isa) {
   __builtin_cpu_init();
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2");
   switch (isa) {
-    case Isa::kScalar: return true;
-    case Isa::kAvx2: return has_avx2;
+    case Isa::kScalar:
+      return true;
+    case Isa::kAvx2:
+      return has_avx2;
     case Isa::kAvx512:
       return has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
              __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
@@ -71,7 +76,8 @@ constexpr uint64_t kPlainFloats = 0;  // round to nearest, denormals kept, no tr
 #elif defined(__x86_64__)
 uint64_t float_control() { return _mm_getcsr(); }
 void set_float_control(uint64_t value) { _mm_setcsr(static_cast<uint32_t>(value)); }
-constexpr uint64_t kPlainFloats = 0x1f80;  // round to nearest, denormals kept, all exceptions masked
+constexpr uint64_t kPlainFloats =
+    0x1f80;  // round to nearest, denormals kept, all exceptions masked
 #else
 #error "FloatMode: set the floating-point control register of this CPU here"
 #endif
@@ -96,33 +102,40 @@ bool use_isa(Isa isa) {
 
 const char* isa_name(Isa isa) {
   switch (isa) {
-    case Isa::kScalar: return "scalar";
-    case Isa::kAvx2: return "avx2";
-    case Isa::kAvx512: return "avx512";
+    case Isa::kScalar:
+      return "scalar";
+    case Isa::kAvx2:
+      return "avx2";
+    case Isa::kAvx512:
+      return "avx512";
   }
   return "unknown";
 }
 
-void lookup(const TableView& table, const FeatureBags& bags, int64_t bag_begin, int64_t bag_end, float* out,
-            int64_t out_stride) {
+void lookup(const TableView& table, const FeatureBags& bags, int64_t bag_begin, int64_t bag_end,
+            float* out, int64_t out_stride) {
   internal::current_kernels().lookup(table, bags, bag_begin, bag_end, out, out_stride);
 }
 
-void per_sample_weight_grad(const TableView& table, const FeatureBags& bags, int64_t bag_begin, int64_t bag_end,
-                            const float* grad, int64_t grad_stride, float* weight_grad) {
-  internal::current_kernels().per_sample_weight_grad(table, bags, bag_begin, bag_end, grad, grad_stride, weight_grad);
+void per_sample_weight_grad(const TableView& table, const FeatureBags& bags, int64_t bag_begin,
+                            int64_t bag_end, const float* grad, int64_t grad_stride,
+                            float* weight_grad) {
+  internal::current_kernels().per_sample_weight_grad(table, bags, bag_begin, bag_end, grad,
+                                                     grad_stride, weight_grad);
 }
 
 uint32_t record_crc(const RecordColumns& columns, const TableView& table, uint64_t index) {
   const auto dim = static_cast<uint64_t>(table.dim);
   const auto state_floats = static_cast<uint64_t>(state_dim(table.optimizer, table.dim));
   uint32_t crc = crc32c(columns.crc_start, columns.row + index, sizeof(uint64_t));
-  if (state_floats > 0) crc = crc32c(crc, columns.state + index * state_floats, state_floats * sizeof(float));
+  if (state_floats > 0)
+    crc = crc32c(crc, columns.state + index * state_floats, state_floats * sizeof(float));
   return crc32c(crc, columns.weight + index * dim, dim * sizeof(float));
 }
 
-void copy_rows_to_log(const TableView& table, const uint64_t* rows, const uint32_t* record_index, uint64_t first,
-                      uint64_t count, const RecordColumns& log, FlushFunction flush) {
+void copy_rows_to_log(const TableView& table, const uint64_t* rows, const uint32_t* record_index,
+                      uint64_t first, uint64_t count, const RecordColumns& log,
+                      FlushFunction flush) {
   internal::current_kernels().copy_rows_to_log(table, rows, record_index, first, count, log, flush);
 }
 
@@ -130,16 +143,20 @@ void update_rows(const UpdateJob& job, uint64_t row_begin, uint64_t row_end) {
   internal::current_kernels().update_rows(job, pointers(*job.lookups), row_begin, row_end);
 }
 
-void row_grad_norm_sq(const TableLookups& lookups, const float* grad, int64_t dim, uint64_t row_begin,
-                      uint64_t row_end, double* row_norm_sq) {
-  internal::current_kernels().row_grad_norm_sq(pointers(lookups), grad, dim, row_begin, row_end, row_norm_sq);
+void row_grad_norm_sq(const TableLookups& lookups, const float* grad, int64_t dim,
+                      uint64_t row_begin, uint64_t row_end, double* row_norm_sq) {
+  internal::current_kernels().row_grad_norm_sq(pointers(lookups), grad, dim, row_begin, row_end,
+                                               row_norm_sq);
 }
 
-bool has_non_finite(const float* values, uint64_t n) { return internal::current_kernels().has_non_finite(values, n); }
+bool has_non_finite(const float* values, uint64_t n) {
+  return internal::current_kernels().has_non_finite(values, n);
+}
 
-void initialize_rows(float* weight, int64_t dim, uint64_t row_begin, uint64_t row_end, uint64_t seed,
-                     uint64_t table_key, float scale) {
-  internal::current_kernels().initialize_rows(weight, dim, row_begin, row_end, seed, table_key, scale);
+void initialize_rows(float* weight, int64_t dim, uint64_t row_begin, uint64_t row_end,
+                     uint64_t seed, uint64_t table_key, float scale) {
+  internal::current_kernels().initialize_rows(weight, dim, row_begin, row_end, seed, table_key,
+                                              scale);
 }
 
 FloatMode::FloatMode() : saved_(float_control()) { set_float_control(kPlainFloats); }

@@ -1,8 +1,10 @@
-// The kernels, one source for every vector width: included once by each of kernels_scalar.cc, kernels_avx2.cc
-// and kernels_avx512.cc, which define TCXL_LANES and are compiled with their own instruction set.
+// The kernels, one source for every vector width: included once by each of kernels_scalar.cc,
+// kernels_avx2.cc and kernels_avx512.cc, which define TCXL_LANES and are compiled with their own
+// instruction set.
 //
-// Everything here has internal linkage and nothing instantiates an inline function of the standard library: the
-// linker keeps one copy of such a function, and a copy with AVX-512 in it would then run on lesser CPUs.
+// Everything here has internal linkage and nothing instantiates an inline function of the standard
+// library: the linker keeps one copy of such a function, and a copy with AVX-512 in it would then
+// run on lesser CPUs.
 #pragma once
 
 #include "kernels_body_log.h"
@@ -35,8 +37,8 @@ TCXL_INLINE uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-void initialize_rows_kernel(float* weight, int64_t dim, uint64_t row_begin, uint64_t row_end, uint64_t seed,
-                            uint64_t table_key, float scale) {
+void initialize_rows_kernel(float* weight, int64_t dim, uint64_t row_begin, uint64_t row_end,
+                            uint64_t seed, uint64_t table_key, float scale) {
   const uint64_t table_hash = mix(seed ^ table_key);
   const auto columns = static_cast<uint64_t>(dim);
   for (uint64_t row = row_begin; row < row_end; ++row) {
@@ -44,7 +46,8 @@ void initialize_rows_kernel(float* weight, int64_t dim, uint64_t row_begin, uint
     float* w = weight + row * columns;
     for (uint64_t column = 0; column < columns; ++column) {
       const auto u = static_cast<int32_t>(mix(row_hash ^ column) >> 40);
-      // 2 u - 1 is exact, so the only rounding is that of the product and scale itself is never reached.
+      // 2 u - 1 is exact, so the only rounding is that of the product and scale itself is never
+      // reached.
       w[column] = (static_cast<float>(u) * 0x1p-23f - 1.0f) * scale;
     }
   }

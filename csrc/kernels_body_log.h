@@ -9,7 +9,7 @@ namespace tcxl {
 namespace {
 
 constexpr uint64_t kGroupRows = 4;  // records whose checksums are computed side by side
-constexpr uint64_t kCopyAhead = 16;
+constexpr uint64_t kCopyAhead = 24;
 
 struct RecordSource {
   uint64_t row;
@@ -30,7 +30,8 @@ TCXL_INLINE uint32_t load_half_word(const float* p) {
 }
 
 #if defined(__SSE4_2__)
-// The crc32 instruction takes three cycles but one can start every cycle: four records hide the latency.
+// The crc32 instruction takes three cycles but one can start every cycle: four records hide the
+// latency.
 struct CrcGroup {
   uint64_t a, b, c, d;
   TCXL_INLINE void words(const float* const (&p)[kGroupRows], int64_t floats) {
@@ -50,8 +51,8 @@ struct CrcGroup {
   }
 };
 
-TCXL_INLINE void record_crcs(uint32_t start, const RecordSource (&source)[kGroupRows], int64_t state_floats,
-                             int64_t dim, uint32_t (&crc)[kGroupRows]) {
+TCXL_INLINE void record_crcs(uint32_t start, const RecordSource (&source)[kGroupRows],
+                             int64_t state_floats, int64_t dim, uint32_t (&crc)[kGroupRows]) {
   const uint64_t seed = ~start;
   CrcGroup group{_mm_crc32_u64(seed, source[0].row), _mm_crc32_u64(seed, source[1].row),
                  _mm_crc32_u64(seed, source[2].row), _mm_crc32_u64(seed, source[3].row)};
@@ -63,8 +64,8 @@ TCXL_INLINE void record_crcs(uint32_t start, const RecordSource (&source)[kGroup
   crc[3] = ~static_cast<uint32_t>(group.d);
 }
 #else
-TCXL_INLINE void record_crcs(uint32_t start, const RecordSource (&source)[kGroupRows], int64_t state_floats,
-                             int64_t dim, uint32_t (&crc)[kGroupRows]) {
+TCXL_INLINE void record_crcs(uint32_t start, const RecordSource (&source)[kGroupRows],
+                             int64_t state_floats, int64_t dim, uint32_t (&crc)[kGroupRows]) {
   for (uint64_t i = 0; i < kGroupRows; ++i) {
     const uint32_t row = crc32c(start, &source[i].row, sizeof(uint64_t));
     const uint32_t state = crc32c(row, source[i].state, static_cast<size_t>(state_floats) * 4);
@@ -89,21 +90,23 @@ TCXL_INLINE void copy_floats(float* to, const float* from, int64_t floats, bool 
 }
 
 // What is not written non-temporally goes to the medium by the flush function.
-TCXL_NOINLINE void flush_record(const RecordColumns& log, uint64_t record, int64_t state_floats, int64_t dim,
-                                FlushFunction flush) {
+TCXL_NOINLINE void flush_record(const RecordColumns& log, uint64_t record, int64_t state_floats,
+                                int64_t dim, FlushFunction flush) {
   flush(log.row + record, sizeof(uint64_t));
   flush(log.crc + record, sizeof(uint32_t));
   const float* state = log.state + record * static_cast<uint64_t>(state_floats);
   const float* weight = log.weight + record * static_cast<uint64_t>(dim);
-  if (state_floats > 0 && !can_stream(state, state_floats)) flush(state, static_cast<size_t>(state_floats) * 4);
+  if (state_floats > 0 && !can_stream(state, state_floats))
+    flush(state, static_cast<size_t>(state_floats) * 4);
   if (!can_stream(weight, dim)) flush(weight, static_cast<size_t>(dim) * 4);
 }
 
 // Writes `count` <= kGroupRows records: row rows[i] of the table to record records[i].
-TCXL_INLINE void write_group(const TableView& table, const uint64_t* rows, const uint32_t* records, uint64_t count,
-                             const RecordColumns& log, FlushFunction flush) {
+TCXL_INLINE void write_group(const TableView& table, const uint64_t* rows, const uint32_t* records,
+                             uint64_t count, const RecordColumns& log, FlushFunction flush) {
   const int64_t state_floats = state_dim(table.optimizer, table.dim);
-  const auto state_stride = static_cast<uint64_t>(state_floats), stride = static_cast<uint64_t>(table.dim);
+  const auto state_stride = static_cast<uint64_t>(state_floats),
+             stride = static_cast<uint64_t>(table.dim);
   RecordSource source[kGroupRows];
   for (uint64_t i = 0; i < kGroupRows; ++i) {
     const uint64_t row = rows[i < count ? i : 0];
@@ -127,8 +130,9 @@ TCXL_INLINE void write_group(const TableView& table, const uint64_t* rows, const
   }
 }
 
-TCXL_NOINLINE void write_records(const TableView& table, const uint64_t* rows, const uint32_t* records,
-                                 uint64_t count, const RecordColumns& log, FlushFunction flush) {
+TCXL_NOINLINE void write_records(const TableView& table, const uint64_t* rows,
+                                 const uint32_t* records, uint64_t count, const RecordColumns& log,
+                                 FlushFunction flush) {
   uint64_t i = 0;
   for (; i + kGroupRows <= count; i += kGroupRows) {
     write_group(table, rows + i, records + i, kGroupRows, log, flush);
@@ -136,8 +140,9 @@ TCXL_NOINLINE void write_records(const TableView& table, const uint64_t* rows, c
   if (i < count) write_group(table, rows + i, records + i, count - i, log, flush);
 }
 
-void copy_rows_to_log_kernel(const TableView& table, const uint64_t* rows, const uint32_t* record_index,
-                             uint64_t first, uint64_t count, const RecordColumns& log, FlushFunction flush) {
+void copy_rows_to_log_kernel(const TableView& table, const uint64_t* rows,
+                             const uint32_t* record_index, uint64_t first, uint64_t count,
+                             const RecordColumns& log, FlushFunction flush) {
   const int64_t state_floats = state_dim(table.optimizer, table.dim);
   const auto record_of = [&](uint64_t i) {
     return record_index != nullptr ? record_index[i] : static_cast<uint32_t>(first + i);
@@ -149,8 +154,8 @@ void copy_rows_to_log_kernel(const TableView& table, const uint64_t* rows, const
     for (uint64_t k = 0; k < n; ++k) {
       const uint64_t ahead = i + k + kCopyAhead < count ? i + k + kCopyAhead : count - 1;
       const uint64_t row = rows[record_of(ahead)];
-      prefetch_lines(table.weight + row * static_cast<uint64_t>(table.dim), table.dim * 4);
-      prefetch_lines(table.state + row * static_cast<uint64_t>(state_floats), state_floats * 4);
+      prefetch_far(table.weight + row * static_cast<uint64_t>(table.dim), table.dim * 4);
+      prefetch_far(table.state + row * static_cast<uint64_t>(state_floats), state_floats * 4);
       record[k] = record_of(i + k);
       source[k] = rows[record[k]];
     }

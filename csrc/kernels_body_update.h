@@ -1,6 +1,7 @@
 // Gradient reduce + row update. Part of kernels_body.h.
 #pragma once
 
+#include "crash_point.h"
 #include "kernels_body_log.h"
 #include "kernels_internal.h"
 #include "kernels_vec.h"
@@ -10,11 +11,13 @@ namespace {
 
 using internal::RowLookups;
 
-// Prefetch distances, in distinct rows and in lookups; measured with benchmarks/native/kernels_bench.cc.
-constexpr uint64_t kRowAhead = 16;
+// Prefetch distances, in distinct rows and in lookups; measured with
+// benchmarks/native/kernels_bench.cc.
+constexpr uint64_t kRowAhead = 24;
 constexpr uint64_t kGradAhead = 16;
 
-// Summed gradients of a block of rows, each padded to whole groups, kept in cache for the update that follows.
+// Summed gradients of a block of rows, each padded to whole groups, kept in cache for the update
+// that follows.
 constexpr uint64_t kBlockRows = 64;
 constexpr uint64_t kBlockFloats = 2048;
 
@@ -38,14 +41,14 @@ TCXL_INLINE uint64_t grad_offset(const RowLookups& lookups, uint64_t i) {
 }
 
 template <typename S, bool kWide>
-TCXL_INLINE typename S::RowType sum_grad_chunk(const RowLookups& lookups, const float* grad, uint64_t begin,
-                                               uint64_t end, const Tail& tail) {
+TCXL_INLINE typename S::RowType sum_grad_chunk(const RowLookups& lookups, const float* grad,
+                                               uint64_t begin, uint64_t end, const Tail& tail) {
   typename S::RowType sum;
   zero(sum);
   const uint64_t last = lookups.num_lookups - 1;
   for (uint64_t i = begin; i < end; ++i) {
     const uint64_t ahead = i + kGradAhead < last ? i + kGradAhead : last;
-    prefetch_lines(grad + grad_offset<kWide>(lookups, ahead), S::groups * kLine);
+    prefetch_near(grad + grad_offset<kWide>(lookups, ahead), S::groups * kLine);
     const float* row = grad + grad_offset<kWide>(lookups, i);
     if constexpr (kWide) {
       add_scaled(sum, row, splat(lookups.wide[i].coefficient), tail);
@@ -57,17 +60,20 @@ TCXL_INLINE typename S::RowType sum_grad_chunk(const RowLookups& lookups, const 
 }
 
 template <typename S, bool kWide>
-TCXL_NOINLINE void sum_more_grad_chunks(const RowLookups& lookups, const float* grad, uint64_t begin, uint64_t end,
-                                        const Tail& tail, typename S::RowType* sum) {
+TCXL_NOINLINE void sum_more_grad_chunks(const RowLookups& lookups, const float* grad,
+                                        uint64_t begin, uint64_t end, const Tail& tail,
+                                        typename S::RowType* sum) {
   constexpr uint64_t kChunk = kSumChunk;
   typename S::RowType total = *sum;
   for (uint64_t i = begin; i < end; i += kChunk) {
-    add_row(total, sum_grad_chunk<S, kWide>(lookups, grad, i, i + kChunk < end ? i + kChunk : end, tail));
+    add_row(total,
+            sum_grad_chunk<S, kWide>(lookups, grad, i, i + kChunk < end ? i + kChunk : end, tail));
   }
   *sum = total;
 }
 
-// What the update of a block will touch, prefetched while gradients are summed. Null pointers: nothing.
+// What the update of a block will touch, prefetched while gradients are summed. Null pointers:
+// nothing.
 struct Ahead {
   const float* weight = nullptr;
   const float* state = nullptr;
@@ -75,21 +81,23 @@ struct Ahead {
 };
 
 template <typename S, bool kWide>
-TCXL_INLINE void sum_grads(const RowLookups& lookups, const float* grad, int64_t columns, uint64_t row_begin,
-                           uint64_t row_end, float scale, const Ahead& next, float* out, uint64_t out_stride) {
+TCXL_INLINE void sum_grads(const RowLookups& lookups, const float* grad, int64_t columns,
+                           uint64_t row_begin, uint64_t row_end, float scale, const Ahead& next,
+                           float* out, uint64_t out_stride) {
   constexpr uint64_t kChunk = kSumChunk;
   const Tail tail(columns);
   const Vec factor = splat(scale);
   for (uint64_t r = row_begin; r < row_end; ++r, out += out_stride) {
     if (next.weight != nullptr) {
-      const uint64_t ahead = r + kRowAhead < lookups.num_rows ? r + kRowAhead : lookups.num_rows - 1;
+      const uint64_t ahead =
+          r + kRowAhead < lookups.num_rows ? r + kRowAhead : lookups.num_rows - 1;
       const uint64_t row = lookups.rows[ahead];
-      prefetch_lines(next.weight + row * static_cast<uint64_t>(next.dim), next.dim * 4);
-      prefetch_lines(next.state + row * static_cast<uint64_t>(next.state_dim), next.state_dim * 4);
+      prefetch_far(next.weight + row * static_cast<uint64_t>(next.dim), next.dim * 4);
+      prefetch_far(next.state + row * static_cast<uint64_t>(next.state_dim), next.state_dim * 4);
     }
     const uint64_t begin = lookups.begin[r], end = lookups.begin[r + 1];
-    typename S::RowType sum =
-        sum_grad_chunk<S, kWide>(lookups, grad, begin, end - begin > kChunk ? begin + kChunk : end, tail);
+    typename S::RowType sum = sum_grad_chunk<S, kWide>(
+        lookups, grad, begin, end - begin > kChunk ? begin + kChunk : end, tail);
     if (end - begin > kChunk) {
       typename S::RowType total = sum;
       sum_more_grad_chunks<S, kWide>(lookups, grad, begin + kChunk, end, tail, &total);
@@ -100,8 +108,9 @@ TCXL_INLINE void sum_grads(const RowLookups& lookups, const float* grad, int64_t
 }
 
 // Sums the gradients of rows [row_begin, row_end), at most rows_per_block, into `block`.
-TCXL_NOINLINE void sum_grad_block(const RowLookups& lookups, const float* grad, int64_t dim, uint64_t row_begin,
-                                  uint64_t row_end, float scale, Ahead next, GradBlock* block) {
+TCXL_NOINLINE void sum_grad_block(const RowLookups& lookups, const float* grad, int64_t dim,
+                                  uint64_t row_begin, uint64_t row_end, float scale, Ahead next,
+                                  GradBlock* block) {
   for (int64_t column = 0; column < dim; column += kGroupsMax * kGroup) {
     const int64_t left = dim - column;
     const int64_t columns = left < kGroupsMax * kGroup ? left : kGroupsMax * kGroup;
@@ -109,17 +118,19 @@ TCXL_NOINLINE void sum_grad_block(const RowLookups& lookups, const float* grad, 
     with_shape(columns, [&](auto shape) {
       using S = decltype(shape);
       if (lookups.wide == nullptr) {
-        sum_grads<S, false>(lookups, grad + column, columns, row_begin, row_end, scale, next, out, padded_dim(dim));
+        sum_grads<S, false>(lookups, grad + column, columns, row_begin, row_end, scale, next, out,
+                            padded_dim(dim));
       } else {
-        sum_grads<S, true>(lookups, grad + column, columns, row_begin, row_end, scale, next, out, padded_dim(dim));
+        sum_grads<S, true>(lookups, grad + column, columns, row_begin, row_end, scale, next, out,
+                           padded_dim(dim));
       }
     });
     next = Ahead{};
   }
 }
 
-void row_grad_norm_sq_kernel(const RowLookups& lookups, const float* grad, int64_t dim, uint64_t row_begin,
-                             uint64_t row_end, double* row_norm_sq) {
+void row_grad_norm_sq_kernel(const RowLookups& lookups, const float* grad, int64_t dim,
+                             uint64_t row_begin, uint64_t row_end, double* row_norm_sq) {
   GradBlock block;
   const uint64_t stride = padded_dim(dim);
   for (uint64_t r = row_begin; r < row_end; r += rows_per_block(dim)) {
@@ -129,7 +140,8 @@ void row_grad_norm_sq_kernel(const RowLookups& lookups, const float* grad, int64
       double lanes[kGroup] = {};
       const float* g = block.sum + (i - r) * stride;
       for (uint64_t k = 0; k < stride; k += kGroup) {
-        for (uint64_t j = 0; j < kGroup; ++j) lanes[j] += static_cast<double>(g[k + j]) * static_cast<double>(g[k + j]);
+        for (uint64_t j = 0; j < kGroup; ++j)
+          lanes[j] += static_cast<double>(g[k + j]) * static_cast<double>(g[k + j]);
       }
       for (int step = kGroup / 2; step > 0; step /= 2) {
         for (int j = 0; j < step; ++j) lanes[j] += lanes[j + step];
@@ -146,7 +158,8 @@ struct SgdRule {
 };
 
 template <typename Rule>
-TCXL_INLINE void update_row(float* w, const float* g, int64_t dim, const Tail& tail, const Rule& rule) {
+TCXL_INLINE void update_row(float* w, const float* g, int64_t dim, const Tail& tail,
+                            const Rule& rule) {
   int64_t k = 0;
   for (; k + kLanes <= dim; k += kLanes) store_vec(w + k, rule(load_vec(w + k), load_vec(g + k)));
   if (k < dim) {
@@ -155,8 +168,8 @@ TCXL_INLINE void update_row(float* w, const float* g, int64_t dim, const Tail& t
   }
 }
 
-TCXL_INLINE void update_row_adagrad(float* w, float* s, const float* g, int64_t dim, const Tail& tail,
-                                    Vec learning_rate, Vec eps) {
+TCXL_INLINE void update_row_adagrad(float* w, float* s, const float* g, int64_t dim,
+                                    const Tail& tail, Vec learning_rate, Vec eps) {
   int64_t k = 0;
   for (; k + kLanes <= dim; k += kLanes) {
     const Vec grad = load_vec(g + k);
@@ -206,11 +219,13 @@ TCXL_INLINE void apply_adagrad(const UpdateJob& job, const Block& block) {
   for (uint64_t i = 0; i < block.count; ++i) {
     const uint64_t first = block.rows[i] * static_cast<uint64_t>(dim);
     const float* g = block.grad + i * block.grad_stride;
-    update_row_adagrad(job.table.weight + first, job.table.state + first, g, dim, tail, learning_rate, eps);
+    update_row_adagrad(job.table.weight + first, job.table.state + first, g, dim, tail,
+                       learning_rate, eps);
   }
 }
 
-// The divisions and square roots of a whole block run side by side, off the dependency chain of each row.
+// The divisions and square roots of a whole block run side by side, off the dependency chain of
+// each row.
 TCXL_INLINE void apply_row_wise_adagrad(const UpdateJob& job, const Block& block) {
   const int64_t dim = job.table.dim;
   const Tail tail(dim);
@@ -231,12 +246,13 @@ TCXL_INLINE void apply_row_wise_adagrad(const UpdateJob& job, const Block& block
   }
 }
 
-TCXL_INLINE void hand_off_block(const UpdateJob& job, const uint64_t* rows, const uint32_t* next_record,
-                                uint64_t count) {
+TCXL_INLINE void hand_off_block(const UpdateJob& job, const uint64_t* rows,
+                                const uint32_t* next_record, uint64_t count) {
   uint64_t source[kBlockRows];
   uint32_t record[kBlockRows];
   uint64_t n = 0;
-  for (uint64_t i = 0; i < count; ++i) {  // no branch on the record: which rows repeat is hard to predict
+  for (uint64_t i = 0; i < count;
+       ++i) {  // no branch on the record: which rows repeat is hard to predict
     source[n] = rows[i];
     record[n] = next_record[i];
     n += next_record[i] != kNoRecord;
@@ -249,11 +265,13 @@ TCXL_NOINLINE void flush_block(const UpdateJob& job, const Block& block) {
   const auto state_floats = static_cast<uint64_t>(state_dim(job.table.optimizer, job.table.dim));
   for (uint64_t i = 0; i < block.count; ++i) {
     job.flush(job.table.weight + block.rows[i] * dim, dim * 4);
-    if (state_floats > 0) job.flush(job.table.state + block.rows[i] * state_floats, state_floats * 4);
+    if (state_floats > 0)
+      job.flush(job.table.state + block.rows[i] * state_floats, state_floats * 4);
   }
 }
 
-void update_rows_kernel(const UpdateJob& job, const RowLookups& lookups, uint64_t row_begin, uint64_t row_end) {
+void update_rows_kernel(const UpdateJob& job, const RowLookups& lookups, uint64_t row_begin,
+                        uint64_t row_end) {
   GradBlock sums;
   const TableView& table = job.table;
   const Ahead next{table.weight, table.state, table.dim, state_dim(table.optimizer, table.dim)};
@@ -263,11 +281,20 @@ void update_rows_kernel(const UpdateJob& job, const RowLookups& lookups, uint64_
     sum_grad_block(lookups, job.grad, table.dim, r, end, job.grad_scale, next, &sums);
     const Block block{lookups.rows + r, end - r, sums.sum, padded_dim(table.dim)};
     switch (table.optimizer) {
-      case OptimizerKind::kSgd: apply_sgd(job, block); break;
-      case OptimizerKind::kAdagrad: apply_adagrad(job, block); break;
-      case OptimizerKind::kRowWiseAdagrad: apply_row_wise_adagrad(job, block); break;
+      case OptimizerKind::kSgd:
+        apply_sgd(job, block);
+        break;
+      case OptimizerKind::kAdagrad:
+        apply_adagrad(job, block);
+        break;
+      case OptimizerKind::kRowWiseAdagrad:
+        apply_row_wise_adagrad(job, block);
+        break;
     }
-    if (job.next_record != nullptr) hand_off_block(job, block.rows, job.next_record + r, block.count);
+    crash_point("update: rows");
+    if (job.next_record != nullptr)
+      hand_off_block(job, block.rows, job.next_record + r, block.count);
+    crash_point("update: handed over");
     if (job.flush != nullptr) flush_block(job, block);
   }
 }

@@ -1,9 +1,10 @@
 // Every byte of a pool, in one place (docs/format.md draws the same). Two spans:
-//   log  : head (superblock, session, slots, resume records, frame directory, geometry), then the regions that
+//   log  : head (superblock, session, slots, resume records, frame directory, geometry), then the
+//   regions that
 //          the geometry names: dense areas 0 and 1, undo ring
 //   data : the columns (weights, optimizer state) of the tables, each 2 MiB aligned
-// All numbers little endian. Reserved bytes are zero. Checksums are crc32c over all bytes of the structure
-// before the `crc` member, continued from the pool's crc seed unless said otherwise.
+// All numbers little endian. Reserved bytes are zero. Checksums are crc32c over all bytes of the
+// structure before the `crc` member, continued from the pool's crc seed unless said otherwise.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +14,8 @@ namespace tcxl::layout {
 
 inline constexpr uint64_t kPage = 4096;
 inline constexpr uint64_t kLine = 64;
-inline constexpr uint64_t kRegionAlign = 2ull << 20;  // a huge page; the alignment device DAX asks for
+inline constexpr uint64_t kRegionAlign = 2ull
+                                         << 20;  // a huge page; the alignment device DAX asks for
 
 inline constexpr uint64_t kSuperblockMagic = 0x4c584354504f4f4cull;  // "LOOPTCXL" as bytes
 inline constexpr uint64_t kSessionMagic = 0x4e4f495353455354ull;
@@ -24,12 +26,12 @@ inline constexpr uint64_t kFrameMagic = 0x454d415246544c58ull;
 inline constexpr uint64_t kDescriptorMagic = 0x43534544544c5843ull;
 
 inline constexpr uint16_t kFormatMajor = 1;
-inline constexpr uint16_t kCompat = 0;     // unknown bits: ignore
-inline constexpr uint16_t kRoCompat = 0;   // unknown bits: read only
-inline constexpr uint16_t kIncompat = 0;   // unknown bits: refuse
+inline constexpr uint16_t kCompat = 0;    // unknown bits: ignore
+inline constexpr uint16_t kRoCompat = 0;  // unknown bits: read only
+inline constexpr uint16_t kIncompat = 0;  // unknown bits: refuse
 inline constexpr uint32_t kEndianMark = 0x01020304;
 
-// --- head of the log span -------------------------------------------------------------------------------
+// --- head of the log span
 inline constexpr uint64_t kSuperblockA = 0;
 inline constexpr uint64_t kSuperblockB = kSuperblockA + kPage;
 inline constexpr uint64_t kSession = kSuperblockB + kPage;
@@ -53,7 +55,8 @@ static_assert(kDirectory + kDirectoryBytes <= kGeometryA);
 static_assert(kGeometryB + kGeometryBytes <= kHeadBytes);
 static_assert(kHeadBytes % kRegionAlign == 0);
 
-// Immutable identity; copy B is written first, copy A last: no valid copy means the pool was never created.
+// Immutable identity; copy B is written first, copy A last: no valid copy means the pool was never
+// created.
 struct Superblock {
   uint64_t magic;
   uint16_t major, compat, ro_compat, incompat;
@@ -83,12 +86,13 @@ static_assert(sizeof(Session) == 64);
 struct Slot {
   uint64_t magic;
   uint64_t seq;
-  uint64_t batch;  // n: the committed batch
-  uint64_t life;   // raised by every recovery; part of every later checksum
+  uint64_t batch;         // n: the committed batch
+  uint64_t life;          // raised by every recovery; part of every later checksum
   uint64_t geometry_seq;  // informative
   uint32_t resume_bytes;  // in area seq & 1
   uint32_t resume_crc;
-  uint64_t dense_batch;  // the generation that this slot vouches for whatever its life; kNoBatch: none
+  uint64_t
+      dense_batch;  // the generation that this slot vouches for whatever its life; kNoBatch: none
   uint64_t dense_life;
   uint32_t dense_area;
   uint32_t dense_crc;  // DenseHeader::crc
@@ -99,7 +103,8 @@ struct Slot {
 static_assert(sizeof(Slot) == 128);
 inline constexpr uint64_t kNoBatch = ~0ull;
 
-// Undo frame of batch n: entry n % kDirectoryEntries of the directory. This line is the paper's flag.
+// Undo frame of batch n: entry n % kDirectoryEntries of the directory. This line is the paper's
+// flag.
 struct Descriptor {
   uint64_t magic;
   uint64_t batch;
@@ -113,7 +118,7 @@ struct Descriptor {
 };
 static_assert(sizeof(Descriptor) == kDescriptorBytes);
 
-// --- geometry -------------------------------------------------------------------------------------------
+// --- geometry
 struct GeometryHeader {
   uint64_t magic;
   uint64_t seq;
@@ -134,7 +139,7 @@ struct TableRecord {
   char name[kTableNameBytes];  // zero padded UTF-8
   uint64_t rows;
   uint32_t dim;
-  uint32_t optimizer;  // OptimizerKind
+  uint32_t optimizer;                    // OptimizerKind
   uint64_t weight_offset, weight_bytes;  // in the data span, float32 [rows][dim]
   uint64_t state_offset, state_bytes;    // float32 [rows][state_dim]
   uint64_t init_seed;
@@ -143,9 +148,10 @@ struct TableRecord {
   uint32_t reserved[15];
 };
 static_assert(sizeof(TableRecord) == 256);
-inline constexpr uint64_t kTablesMax = (kGeometryBytes - sizeof(GeometryHeader)) / sizeof(TableRecord);
+inline constexpr uint64_t kTablesMax =
+    (kGeometryBytes - sizeof(GeometryHeader)) / sizeof(TableRecord);
 
-// --- dense area: header page, resume record, blob ---------------------------------------------------------
+// --- dense area: header page, resume record, blob
 struct DenseHeader {
   uint64_t magic;
   uint64_t life;
@@ -162,8 +168,9 @@ static_assert(sizeof(DenseHeader) == 64);
 inline constexpr uint64_t kDenseResume = kPage;
 inline constexpr uint64_t kDenseBlob = kDenseResume + kResumeBytesMax;
 
-// --- undo frame: header, segments, columns ------------------------------------------------------------------
-// Offsets are multiples of 64 from the start of the frame; a frame never wraps around the end of the ring.
+// --- undo frame: header, segments, columns
+// ------------------------------------------------------------------ Offsets are multiples of 64
+// from the start of the frame; a frame never wraps around the end of the ring.
 struct FrameHeader {
   uint64_t magic;
   uint64_t batch;
@@ -191,6 +198,8 @@ struct FrameSegment {
 };
 static_assert(sizeof(FrameSegment) == kLine);
 
-inline constexpr uint64_t round_up(uint64_t value, uint64_t unit) { return (value + unit - 1) / unit * unit; }
+inline constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
 
 }  // namespace tcxl::layout

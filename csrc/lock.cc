@@ -53,7 +53,8 @@ void forget_in_children(int fd) {
 
 Fd lock_pool(const std::string& folder, bool exclusive) {
   const std::string path = folder + "/lock";
-  Fd fd(::open(path.c_str(), exclusive ? O_RDWR | O_CREAT | O_CLOEXEC : O_RDONLY | O_CLOEXEC, 0666));
+  Fd fd(
+      ::open(path.c_str(), exclusive ? O_RDWR | O_CREAT | O_CLOEXEC : O_RDONLY | O_CLOEXEC, 0666));
   if (!fd.is_open()) fail_os(errno, text("cannot open the pool's lock '", path, "'"));
   if (::flock(fd.get(), (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail_os(errno, text("cannot lock '", path, "'"));

@@ -1,5 +1,5 @@
-// One writer a pool: flock on `lock` in the pool's folder. Forked children drop it at once, so that a
-// data-loader worker never keeps a killed trainer's pool locked.
+// One writer a pool: flock on `lock` in the pool's folder. Forked children drop it at once, so that
+// a data-loader worker never keeps a killed trainer's pool locked.
 #pragma once
 
 #include <string>

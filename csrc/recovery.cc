@@ -9,18 +9,22 @@ using namespace layout;
 
 namespace {
 
-// Flagged frames to undo for recovery point x, newest first. A missing flag of a committed batch is damage: its
-// frame may only go when the dense generation has reached it.
-std::vector<Descriptor> frames_above(const Store& store, const UndoLog& undo, const Slot& slot, uint64_t x) {
+// Flagged frames to undo for recovery point x, newest first. A missing flag of a committed batch is
+// damage: its frame may only go when the dense generation has reached it.
+std::vector<Descriptor> frames_above(const Store& store, const UndoLog& undo, const Slot& slot,
+                                     uint64_t x) {
   std::vector<Descriptor> frames;
   uint64_t last = slot.batch;
   while (last < slot.batch + kLookaheadMax && undo.find(last + 1, slot.life)) ++last;
   for (uint64_t n = last; n > x; --n) {
     const auto descriptor = undo.find(n, slot.life);
     if (!descriptor) {
-      fail(ErrorKind::kCorrupted, "undo log of committed batch ", n, " is missing\n  where: pool '", store.path(), "', frame directory entry ",
-           n % kDirectoryEntries, "\n  state: no row was changed; batch ", slot.batch, " stands, its dense part is of batch ", x,
-           "\n  do:    open with resume 'latest' to go on at batch ", slot.batch, " with the dense part of batch ", x);
+      fail(ErrorKind::kCorrupted, "undo log of committed batch ", n, " is missing\n  where: pool '",
+           store.path(), "', frame directory entry ", n % kDirectoryEntries,
+           "\n  state: no row was changed; batch ", slot.batch,
+           " stands, its dense part is of batch ", x,
+           "\n  do:    open with resume 'latest' to go on at batch ", slot.batch,
+           " with the dense part of batch ", x);
     }
     frames.push_back(*descriptor);
   }
@@ -28,11 +32,13 @@ std::vector<Descriptor> frames_above(const Store& store, const UndoLog& undo, co
 }
 
 // What the decision rests on may so far have survived only a kill, not a power failure.
-void persist_evidence(Store& store, const Generation& generation, const std::vector<Descriptor>& frames) {
+void persist_evidence(Store& store, const Generation& generation,
+                      const std::vector<Descriptor>& frames) {
   const Persistence& p = store.persistence();
   p.flush(store.log().base(), kHeadBytes);
   const GeometryHeader& g = store.geometry();
-  p.flush(store.log().base() + g.dense_offset[generation.area], kDenseBlob + generation.header.blob_bytes);
+  p.flush(store.log().base() + g.dense_offset[generation.area],
+          kDenseBlob + generation.header.blob_bytes);
   for (const Descriptor& d : frames) p.flush(store.log().base() + d.offset, d.bytes);
   p.fence();
 }
@@ -46,8 +52,11 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   const Slot slot = *store.slot();
   const auto generation = dense.newest_valid(slot);
   if (!generation) {
-    fail(ErrorKind::kCorrupted, "pool '", store.path(), "' has no valid dense generation for batch ", slot.batch,
-         "\n  where: log region, dense areas\n  state: nothing was changed\n  do:    'trainingcxl verify ", store.path(), "' lists the damage; restore from a copy");
+    fail(ErrorKind::kCorrupted, "pool '", store.path(),
+         "' has no valid dense generation for batch ", slot.batch,
+         "\n  where: log region, dense areas\n  state: nothing was changed\n  do:    'trainingcxl "
+         "verify ",
+         store.path(), "' lists the damage; restore from a copy");
   }
   report.has_point = true;
   report.committed_batch = slot.batch;
@@ -84,28 +93,37 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
 
 std::vector<Damage> verify(Store& store) {
   std::vector<Damage> found;
-  auto add = [&](const std::string& region, const std::string& where, const std::string& what) { found.push_back({region, where, what}); };
+  auto add = [&](const std::string& region, const std::string& where, const std::string& what) {
+    found.push_back({region, where, what});
+  };
   Span& log = store.log();
   for (const uint64_t offset : {kSuperblockA, kSuperblockB}) {
     const auto* s = log.at<Superblock>(offset);
-    if (s->magic != kSuperblockMagic || s->crc != crc32c(0, s, sizeof *s - sizeof(uint32_t))) add("superblock", text("byte ", offset), "wrong checksum; the other copy is used");
+    if (s->magic != kSuperblockMagic || s->crc != crc32c(0, s, sizeof *s - sizeof(uint32_t)))
+      add("superblock", text("byte ", offset), "wrong checksum; the other copy is used");
   }
   const auto* session = log.at<Session>(kSession);
-  if (session->magic != kSessionMagic || session->crc != store.checksum(*session)) add("session", text("byte ", kSession), "wrong checksum");
+  if (session->magic != kSessionMagic || session->crc != store.checksum(*session))
+    add("session", text("byte ", kSession), "wrong checksum");
   if (!store.slot()) return found;
   const Slot slot = *store.slot();
   const uint64_t other = (slot.seq & 1) != 0 ? kSlotA : kSlotB;
   const auto* older = log.at<Slot>(other);
   // A kill may leave the older slot torn, never with a number above the newest.
-  if (slot.seq > 1 && store.was_clean() && (older->magic != kSlotMagic || older->crc != store.checksum(*older))) add("slot", text("byte ", other), "older commit slot has a wrong checksum");
+  if (slot.seq > 1 && store.was_clean() &&
+      (older->magic != kSlotMagic || older->crc != store.checksum(*older)))
+    add("slot", text("byte ", other), "older commit slot has a wrong checksum");
   const uint64_t geometry_seq = store.geometry().seq;
   const uint64_t other_geometry = (geometry_seq & 1) != 0 ? kGeometryB : kGeometryA;
-  if (geometry_seq > 1 && store.was_clean() && log.at<GeometryHeader>(other_geometry)->magic != kGeometryMagic) add("geometry", text("byte ", other_geometry), "older copy is damaged");
+  if (geometry_seq > 1 && store.was_clean() &&
+      log.at<GeometryHeader>(other_geometry)->magic != kGeometryMagic)
+    add("geometry", text("byte ", other_geometry), "older copy is damaged");
   DenseLog dense(store);
   for (uint32_t area = 0; area < 2; ++area) {
     Generation g;
     const std::string reason = dense.check_area(area, g);
-    if (!reason.empty() && reason != "no area" && reason != "empty") add("dense log", text("area ", area), reason);
+    if (!reason.empty() && reason != "no area" && reason != "empty")
+      add("dense log", text("area ", area), reason);
   }
   const auto generation = dense.newest_valid(slot);
   if (!generation) {
@@ -116,7 +134,8 @@ std::vector<Damage> verify(Store& store) {
   undo.attach();
   for (uint64_t n = generation->header.batch + 1; n <= slot.batch + kLookaheadMax; ++n) {
     const auto descriptor = undo.find(n, slot.life);
-    if (!descriptor && n <= slot.batch) add("undo log", text("batch ", n), "flag is missing or damaged");
+    if (!descriptor && n <= slot.batch)
+      add("undo log", text("batch ", n), "flag is missing or damaged");
     if (!descriptor) continue;
     try {
       undo.roll_back(*descriptor, true);

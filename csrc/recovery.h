@@ -1,5 +1,6 @@
-// Recovery: a function of the bytes (protocol in docs/format.md, "Recovery"). Finds the recovery point, rolls the
-// tables back to it, and makes it the committed batch. Running it again, or killing it half-way, changes nothing.
+// Recovery: a function of the bytes (protocol in docs/format.md, "Recovery"). Finds the recovery
+// point, rolls the tables back to it, and makes it the committed batch. Running it again, or
+// killing it half-way, changes nothing.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,8 @@
 
 namespace tcxl {
 
-inline constexpr uint64_t kLookaheadMax = 8;  // batches beyond the committed one that may have a flag
+inline constexpr uint64_t kLookaheadMax =
+    8;  // batches beyond the committed one that may have a flag
 
 struct RecoveryReport {
   bool has_point = false;        // false: no batch was ever committed
@@ -25,8 +27,8 @@ struct RecoveryReport {
   std::string resume;             // resume record of the recovery point
 };
 
-// exact: the newest complete dense generation; otherwise ("latest") the newest commit with that generation's dense part.
-// On a read-only store everything happens in the private mapping.
+// exact: the newest complete dense generation; otherwise ("latest") the newest commit with that
+// generation's dense part. On a read-only store everything happens in the private mapping.
 RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact);
 
 struct Damage {

@@ -1,5 +1,6 @@
-// One training step's sparse side: the indices as they were announced (copied, checked), their sort by row, and the
-// place of their undo records. Steps are recycled, so that nothing is allocated once sizes have settled.
+// One training step's sparse side: the indices as they were announced (copied, checked), their sort
+// by row, and the place of their undo records. Steps are recycled, so that nothing is allocated
+// once sizes have settled.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ struct Group {
   int64_t stride = 0;  // columns of the pooled output
 };
 
-// Raw view of what the caller passes for one group; feature-major like TorchRec's KeyedJaggedTensor.
+// Raw view of what the caller passes for one group; feature-major like TorchRec's
+// KeyedJaggedTensor.
 struct GroupInput {
   size_t group = 0;
   int64_t bags = 0;
@@ -55,9 +57,11 @@ struct GroupBatch {
 
 struct StepTable {
   size_t table = 0;
-  size_t group = 0;  // index into Step::groups
+  size_t group = 0;                   // index into Step::groups
+  std::vector<FeatureBags> features;  // the group's features that look up in this table
   TableLookups lookups;
-  std::vector<uint32_t> next_record;  // overlap hand-off: record of the next step's log, per distinct row
+  std::vector<uint32_t>
+      next_record;  // overlap hand-off: record of the next step's log, per distinct row
   std::vector<uint32_t> own_records;  // records that this step must read from the table itself
   RecordColumns columns;
 };
@@ -69,8 +73,8 @@ struct Step {
   uint64_t batch = 0;  // valid once a frame is reserved
   std::vector<GroupBatch> groups;
   std::vector<StepTable> tables;
-  size_t num_tables = 0;  // used entries of `tables`
-  uint64_t frame_bytes_bound = 0;
+  size_t num_tables = 0;        // used entries of `tables`
+  std::vector<uint32_t> place;  // per table of the pool: its entry in `tables`, or kNoRecord
 
   // Guarded by the engine's mutex.
   bool is_sorting = false, is_sorted = false;
@@ -83,11 +87,12 @@ struct Step {
   uint64_t frame_offset = 0;
   FramePlan plan;
 
+  // The entry of a table, nullptr when the step does not touch it.
+  StepTable* find(size_t table) {
+    return table < place.size() && place[table] != kNoRecord ? &tables[place[table]] : nullptr;
+  }
   uint64_t num_rows() const;
   uint64_t num_lookups() const;
 };
-
-// Bytes that the frame of this step can have at most, from the numbers of lookups alone.
-uint64_t frame_bytes_bound(const Step& step, const std::vector<Group>& groups, const std::vector<Table>& tables);
 
 }  // namespace tcxl

@@ -7,7 +7,10 @@ namespace tcxl {
 
 class Stopwatch {
  public:
-  uint64_t ns() const { return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_).count()); }
+  uint64_t ns() const {
+    return static_cast<uint64_t>(
+        std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start_).count());
+  }
 
  private:
   using Clock = std::chrono::steady_clock;

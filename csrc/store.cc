@@ -260,7 +260,6 @@ void Store::create(bool is_leftover) {
 }
 
 // --- geometry
-// ---------------------------------------------------------------------------------------------
 
 bool Store::read_geometry_copy(uint64_t offset, GeometryHeader& header,
                                std::vector<Table>& tables) const {
@@ -420,7 +419,6 @@ void Store::write_geometry(GeometryHeader next) {
 }
 
 // --- slots
-// ------------------------------------------------------------------------------------------------
 
 // A copy is checked, not the mapped bytes: while a trainer runs they may change between check and
 // use.
@@ -484,7 +482,6 @@ std::string Store::read_resume(const Slot& slot) const {
 }
 
 // --- session
-// ----------------------------------------------------------------------------------------------
 
 void Store::check_session() {
   const auto* s = log_.at<Session>(kSession);

@@ -42,7 +42,6 @@ class Store {
   Store& operator=(const Store&) = delete;
 
   // --- geometry: written as a whole, newest valid copy wins
-  // --------------------------------------------
   const layout::GeometryHeader& geometry() const { return geometry_; }
   const std::vector<Table>& tables() const { return tables_; }
   // Reserves 2 MiB aligned space at the end of a span; nothing is recorded until write_geometry().
@@ -54,14 +53,12 @@ class Store {
   void commit_tables();  // geometry seq + 1 with all tables added so far
 
   // --- slots and resume records
-  // ---------------------------------------------------------------------------
   const std::optional<layout::Slot>& slot() const { return slot_; }
   // The commit: resume record (P), then slot seq + 1 (P).
   void write_slot(layout::Slot next, const std::string& resume);
   std::string read_resume(const layout::Slot& slot) const;
 
   // --- the rest
-  // -------------------------------------------------------------------------------------------
   void mark_open();   // session: not clean, this boot
   void mark_clean();  // syncs both files first
   void unlock();      // closed: others may open it, though views keep this object alive

@@ -27,10 +27,11 @@ void grow(std::vector<T>& buffer, uint64_t size) {
 }
 
 SortPlan plan_sort(uint64_t n, uint64_t table_rows) {
-  constexpr int kDigitBitsMax = 11;        // of a short input
-  constexpr int kFewBitsMax = 8;           // at most this many: sort_few_rows
-  constexpr uint64_t kShortMax = 8192;     // keys that are sorted in one go
-  constexpr uint64_t kPartKeys = 4096;     // keys of a part: two arrays of them fit the first-level cache
+  constexpr int kDigitBitsMax = 11;     // of a short input
+  constexpr int kFewBitsMax = 8;        // at most this many: sort_few_rows
+  constexpr uint64_t kShortMax = 8192;  // keys that are sorted in one go
+  constexpr uint64_t kPartKeys =
+      4096;  // keys of a part: two arrays of them fit the first-level cache
   constexpr int kPartDigitBitsMax = 8;
   const int row_bits = table_rows > 1 ? static_cast<int>(std::bit_width(table_rows - 1)) : 0;
   SortPlan plan;
@@ -45,8 +46,9 @@ SortPlan plan_sort(uint64_t n, uint64_t table_rows) {
   plan.leading_bits = std::max(0, row_bits - plan.passes * plan.bits);
   plan.is_few_rows = row_bits <= kFewBitsMax;
   plan.starts_in_spare = plan.leading_bits == 0 && plan.passes % 2 == 1;
-  plan.num_counts = (uint64_t{1} << plan.leading_bits) +
-                    static_cast<uint64_t>(plan.is_few_rows ? 4 : plan.passes) * (uint64_t{1} << plan.bits);
+  plan.num_counts =
+      (uint64_t{1} << plan.leading_bits) +
+      static_cast<uint64_t>(plan.is_few_rows ? 4 : plan.passes) * (uint64_t{1} << plan.bits);
   return plan;
 }
 
@@ -59,11 +61,12 @@ void sort_keys(uint64_t n, uint64_t table_rows, std::vector<uint64_t>& sorted, c
   if (plan.leading_bits > 0) grow(scratch.part, n);
   grow(scratch.counts, plan.num_counts);
   fill(plan.starts_in_spare ? scratch.spare.data() : sorted.data());
-  internal::current_kernels().sort_keys(plan, sorted.data(), scratch.spare.data(), scratch.part.data(), n,
-                                        scratch.counts.data());
+  internal::current_kernels().sort_keys(plan, sorted.data(), scratch.spare.data(),
+                                        scratch.part.data(), n, scratch.counts.data());
 }
 
-void find_rows(const std::vector<uint64_t>& keys, std::vector<uint64_t>& rows, std::vector<uint64_t>& begin) {
+void find_rows(const std::vector<uint64_t>& keys, std::vector<uint64_t>& rows,
+               std::vector<uint64_t>& begin) {
   const internal::KernelTable& kernels = internal::current_kernels();
   const uint64_t count = kernels.count_rows(keys.data(), keys.size());
   rows.resize(count);
@@ -72,7 +75,8 @@ void find_rows(const std::vector<uint64_t>& keys, std::vector<uint64_t>& rows, s
   begin[count] = keys.size();
 }
 
-void find_wide_rows(const std::vector<Wide>& wide, std::vector<uint64_t>& rows, std::vector<uint64_t>& begin) {
+void find_wide_rows(const std::vector<Wide>& wide, std::vector<uint64_t>& rows,
+                    std::vector<uint64_t>& begin) {
   rows.clear();
   begin.clear();
   for (uint64_t i = 0; i < wide.size(); ++i) {
@@ -84,8 +88,8 @@ void find_wide_rows(const std::vector<Wide>& wide, std::vector<uint64_t>& rows, 
 }
 
 // Packed keys in lookup order: row << 32 | grad_offset.
-void fill_packed(const FeatureBags* features, size_t num_features, int64_t num_bags, int64_t grad_stride,
-                 uint64_t* keys) {
+void fill_packed(const FeatureBags* features, size_t num_features, int64_t num_bags,
+                 int64_t grad_stride, uint64_t* keys) {
   for (size_t f = 0; f < num_features; ++f) {
     const FeatureBags& bags = features[f];
     const int64_t* ids = bags.ids + bags.offsets[0];
@@ -100,7 +104,8 @@ void fill_packed(const FeatureBags* features, size_t num_features, int64_t num_b
   }
 }
 
-void fill_wide(const FeatureBags* features, size_t num_features, int64_t num_bags, int64_t grad_stride, Wide* wide) {
+void fill_wide(const FeatureBags* features, size_t num_features, int64_t num_bags,
+               int64_t grad_stride, Wide* wide) {
   for (size_t f = 0; f < num_features; ++f) {
     const FeatureBags& bags = features[f];
     for (int64_t b = 0; b < num_bags; ++b) {
@@ -115,8 +120,9 @@ void fill_wide(const FeatureBags* features, size_t num_features, int64_t num_bag
   }
 }
 
-// Sorts scratch.wide[0 .. n) into `wide` by sorting (row, place) keys: moving keys is cheaper. Rows of more than
-// 32 bits take two sorts, which are stable: first by the low bits, then by the high ones.
+// Sorts scratch.wide[0 .. n) into `wide` by sorting (row, place) keys: moving keys is cheaper. Rows
+// of more than 32 bits take two sorts, which are stable: first by the low bits, then by the high
+// ones.
 void sort_wide(uint64_t n, uint64_t table_rows, std::vector<Wide>& wide) {
   const Wide* unsorted = scratch.wide.data();
   std::vector<uint64_t>& keys = scratch.keys;
@@ -135,8 +141,8 @@ void sort_wide(uint64_t n, uint64_t table_rows, std::vector<Wide>& wide) {
 
 }  // namespace
 
-void TableLookups::build(const FeatureBags* features, size_t num_features, int64_t num_bags, int64_t grad_stride,
-                         uint64_t table_rows) {
+void TableLookups::build(const FeatureBags* features, size_t num_features, int64_t num_bags,
+                         int64_t grad_stride, uint64_t table_rows) {
   uint64_t n = 0;
   int64_t column_max = 0;
   is_wide = table_rows > kLowBits + 1;
@@ -148,8 +154,9 @@ void TableLookups::build(const FeatureBags* features, size_t num_features, int64
   const int64_t last_bag = std::max<int64_t>(num_bags - 1, 0);
   is_wide |= static_cast<uint64_t>(last_bag * grad_stride + column_max) > kLowBits;
   if (!is_wide) {
-    sort_keys(n, table_rows, packed,
-              [&](uint64_t* keys) { fill_packed(features, num_features, num_bags, grad_stride, keys); });
+    sort_keys(n, table_rows, packed, [&](uint64_t* keys) {
+      fill_packed(features, num_features, num_bags, grad_stride, keys);
+    });
     find_rows(packed, rows, begin);
     return;
   }
@@ -163,7 +170,8 @@ void TableLookups::build(const FeatureBags* features, size_t num_features, int64
   }
 }
 
-void match_rows(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b, std::vector<uint32_t>& index_in_b) {
+void match_rows(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b,
+                std::vector<uint32_t>& index_in_b) {
   index_in_b.resize(a.size());
   uint64_t i = 0, j = 0;
   while (i < a.size() && j < b.size()) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "crash_point.h"
 #include "crc32c.h"
 #include "errors.h"
 
@@ -38,7 +39,9 @@ void UndoLog::add_segment(FramePlan& plan, size_t table, const TableView& view, 
   s.state_dim = static_cast<uint32_t>(state_dim(view.optimizer, view.dim));
   plan.segments.push_back(s);
   plan.records += count;
-  // Columns follow the segment table, whose size changes with every segment: lay all of them out again.
+}
+
+void UndoLog::lay_out(FramePlan& plan) {
   uint64_t at = sizeof(FrameHeader) + plan.segments.size() * sizeof(FrameSegment);
   auto take = [&](uint64_t bytes) {
     const uint64_t begin = at;
@@ -78,7 +81,8 @@ bool UndoLog::reserve(uint64_t batch, uint64_t bytes, uint64_t& offset) {
     if (!fits_behind && (wrapped || bytes > tail)) return false;
     begin = fits_behind ? head : 0;
   }
-  // The old flag at this place is of a reclaimed batch, or of an abandoned announce: gone before new records.
+  // The old flag at this place is of a reclaimed batch, or of an abandoned announce: gone before
+  // new records.
   clear_flag(batch);
   live_.push_back({batch, begin, begin + bytes});
   offset = ring_offset_ + begin;
@@ -107,7 +111,8 @@ uint64_t UndoLog::used_bytes() const {
   return bytes;
 }
 
-RecordColumns UndoLog::columns(uint64_t offset, const FrameSegment& segment, uint64_t batch, uint64_t life) const {
+RecordColumns UndoLog::columns(uint64_t offset, const FrameSegment& segment, uint64_t batch,
+                               uint64_t life) const {
   std::byte* frame = store_.log().base() + offset;
   const uint64_t identity[3] = {batch, life, segment.table};
   RecordColumns c;
@@ -150,33 +155,43 @@ void UndoLog::set_flag(uint64_t batch, uint64_t life, uint64_t offset, const Fra
 
 std::optional<Descriptor> UndoLog::find(uint64_t batch, uint64_t life) const {
   const Descriptor d = *descriptor(batch);
-  if (d.magic != kDescriptorMagic || d.crc != store_.checksum(d) || d.batch != batch || d.life != life) return std::nullopt;
+  if (d.magic != kDescriptorMagic || d.crc != store_.checksum(d) || d.batch != batch ||
+      d.life != life)
+    return std::nullopt;
   return d;
 }
 
 uint64_t UndoLog::roll_back(const Descriptor& d, bool only_check) {
   if (d.bytes == 0) return 0;
   auto damaged = [&](auto&&... what) {
-    fail(ErrorKind::kCorrupted, "undo log of batch ", d.batch, " is damaged: ", what..., "\n  where: pool '", store_.path(),
-         "', log region, frame at byte ", d.offset, "\n  state: no row was changed; batch ", d.batch,
-         " cannot be rolled back\n  do:    'trainingcxl verify ", store_.path(), "' lists all damage; restore the pool from a copy");
+    fail(ErrorKind::kCorrupted, "undo log of batch ", d.batch, " is damaged: ", what...,
+         "\n  where: pool '", store_.path(), "', log region, frame at byte ", d.offset,
+         "\n  state: no row was changed; batch ", d.batch,
+         " cannot be rolled back\n  do:    'trainingcxl verify ", store_.path(),
+         "' lists all damage; restore the pool from a copy");
   };
   const uint64_t end = store_.log().bytes();
-  if (d.offset % kLine != 0 || d.bytes > end || d.offset > end - d.bytes || d.bytes < sizeof(FrameHeader)) damaged("its place is outside the log");
+  if (d.offset % kLine != 0 || d.bytes > end || d.offset > end - d.bytes ||
+      d.bytes < sizeof(FrameHeader))
+    damaged("its place is outside the log");
   std::byte* frame = store_.log().base() + d.offset;
   FrameHeader header;
   std::memcpy(&header, frame, sizeof header);
-  if (header.magic != kFrameMagic || header.batch != d.batch || header.life != d.life || header.bytes != d.bytes ||
-      header.records != d.records || header.num_segments > (d.bytes - sizeof header) / sizeof(FrameSegment)) {
+  if (header.magic != kFrameMagic || header.batch != d.batch || header.life != d.life ||
+      header.bytes != d.bytes || header.records != d.records ||
+      header.num_segments > (d.bytes - sizeof header) / sizeof(FrameSegment)) {
     damaged("its header does not match its flag");
   }
   const auto* segments = reinterpret_cast<const FrameSegment*>(frame + sizeof header);
   FrameHeader blank = header;
   blank.crc = 0;
-  const uint32_t crc = crc32c(store_.crc_of(&blank, sizeof blank), segments, header.num_segments * sizeof(FrameSegment));
-  if (crc != header.crc || crc != d.frame_crc) damaged("its header has checksum ", crc, ", expected ", d.frame_crc);
+  const uint32_t crc = crc32c(store_.crc_of(&blank, sizeof blank), segments,
+                              header.num_segments * sizeof(FrameSegment));
+  if (crc != header.crc || crc != d.frame_crc)
+    damaged("its header has checksum ", crc, ", expected ", d.frame_crc);
   auto check_column = [&](uint64_t offset, uint64_t count, uint64_t width) {
-    if (offset > d.bytes || (width > 0 && count > (d.bytes - offset) / width)) damaged("a column is outside the frame");
+    if (offset > d.bytes || (width > 0 && count > (d.bytes - offset) / width))
+      damaged("a column is outside the frame");
   };
   uint64_t changed = 0;
   for (const bool store_rows : {false, true}) {  // all checks before the first store
@@ -186,7 +201,8 @@ uint64_t UndoLog::roll_back(const Descriptor& d, bool only_check) {
       if (s.table >= store_.tables().size()) damaged("table number ", s.table, " is unknown");
       const TableView& view = store_.tables()[s.table].view;
       const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
-      if (s.dim != static_cast<uint64_t>(view.dim) || s.state_dim != states) damaged("table ", s.table, " has another shape");
+      if (s.dim != static_cast<uint64_t>(view.dim) || s.state_dim != states)
+        damaged("table ", s.table, " has another shape");
       check_column(s.row_offset, s.count, sizeof(uint64_t));
       check_column(s.crc_offset, s.count, sizeof(uint32_t));
       check_column(s.state_offset, s.count, states * sizeof(float));
@@ -195,14 +211,19 @@ uint64_t UndoLog::roll_back(const Descriptor& d, bool only_check) {
       for (uint64_t r = 0; r < s.count; ++r) {
         const uint64_t row = c.row[r];
         if (!store_rows) {
-          if (row >= view.rows || record_crc(c, view, r) != c.crc[r]) damaged("record ", r, " of table '", store_.tables()[s.table].name, "' (row ", row, ") has a wrong checksum");
+          if (row >= view.rows || record_crc(c, view, r) != c.crc[r])
+            damaged("record ", r, " of table '", store_.tables()[s.table].name, "' (row ", row,
+                    ") has a wrong checksum");
           continue;
         }
         float* weight = view.weight + row * s.dim;
         const uint64_t weight_bytes = s.dim * sizeof(float), state_bytes = states * sizeof(float);
         float* state = states > 0 ? view.state + row * states : nullptr;
-        if (std::memcmp(weight, c.weight + r * s.dim, weight_bytes) == 0 && (states == 0 || std::memcmp(state, c.state + r * states, state_bytes) == 0)) continue;
+        if (std::memcmp(weight, c.weight + r * s.dim, weight_bytes) == 0 &&
+            (states == 0 || std::memcmp(state, c.state + r * states, state_bytes) == 0))
+          continue;
         ++changed;
+        crash_point("recovery: row");
         std::memcpy(weight, c.weight + r * s.dim, weight_bytes);
         store_.persistence().flush(weight, weight_bytes);
         if (states == 0) continue;

@@ -1,6 +1,6 @@
-// Undo log (paper: "batch-aware checkpoint"): a ring of frames, one a batch, each with the previous bytes of every
-// row that the batch will change, and a directory of one-line descriptors. Writing the descriptor of batch n is
-// setting its flag; no row of batch n changes before.
+// Undo log (paper: "batch-aware checkpoint"): a ring of frames, one a batch, each with the previous
+// bytes of every row that the batch will change, and a directory of one-line descriptors. Writing
+// the descriptor of batch n is setting its flag; no row of batch n changes before.
 #pragma once
 
 #include <cstdint>
@@ -28,12 +28,16 @@ class UndoLog {
 
   // Takes the ring over from the geometry; drops all volatile bookkeeping.
   void attach();
-  // A new, larger ring (geometry seq + 1). Frames in the old one stay valid where they are until reclaimed.
+  // A new, larger ring (geometry seq + 1). Frames in the old one stay valid where they are until
+  // reclaimed.
   void grow(uint64_t ring_bytes, uint64_t frame_bytes_max);
 
+  // Plans a frame: all segments first, then their places.
   static void add_segment(FramePlan& plan, size_t table, const TableView& view, uint64_t count);
+  static void lay_out(FramePlan& plan);
 
-  // Space for the frame of `batch`, the newest so far; false when the ring has none. Zeroes the descriptor (P).
+  // Space for the frame of `batch`, the newest so far; false when the ring has none. Zeroes the
+  // descriptor (P).
   bool reserve(uint64_t batch, uint64_t bytes, uint64_t& offset);
   // Gives back the newest reservations down to and including `batch`, and clears their flags (P).
   void release_from(uint64_t batch);
@@ -43,14 +47,17 @@ class UndoLog {
   uint64_t ring_bytes() const { return ring_bytes_; }
   uint64_t live_frames() const { return live_.size() + retired_.size(); }
 
-  RecordColumns columns(uint64_t offset, const layout::FrameSegment& segment, uint64_t batch, uint64_t life) const;
-  // Writes header and segments (P), then the descriptor (P): the flag. All records must be persistent.
+  RecordColumns columns(uint64_t offset, const layout::FrameSegment& segment, uint64_t batch,
+                        uint64_t life) const;
+  // Writes header and segments (P), then the descriptor (P): the flag. All records must be
+  // persistent.
   void set_flag(uint64_t batch, uint64_t life, uint64_t offset, const FramePlan& plan);
 
-  // --- recovery: plain functions of the bytes ---------------------------------------------------------------
+  // --- recovery: plain functions of the bytes
   std::optional<layout::Descriptor> find(uint64_t batch, uint64_t life) const;
-  // Puts the previous bytes of every record back (rows are distinct, so their order does not matter).
-  // Checks header, bounds and every record's checksum before the first store. Returns rows whose bytes changed.
+  // Puts the previous bytes of every record back (rows are distinct, so their order does not
+  // matter). Checks header, bounds and every record's checksum before the first store. Returns rows
+  // whose bytes changed.
   uint64_t roll_back(const layout::Descriptor& descriptor, bool only_check);
 
  private:

@@ -38,9 +38,10 @@ void Workers::loop() {
   }
 }
 
-void Workers::run(uint64_t count, const std::function<void(uint64_t)>& body) {
+void Workers::run(uint64_t count, const std::function<void(uint64_t)>& body,
+                  bool is_worth_sharing) {
   FloatMode float_mode;
-  if (threads_.empty() || count <= 1) {
+  if (threads_.empty() || count <= 1 || !is_worth_sharing) {
     for (uint64_t i = 0; i < count; ++i) body(i);
     return;
   }

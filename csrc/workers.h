@@ -1,4 +1,5 @@
-// The engine's own threads: short parallel loops, the caller takes part. Every thread runs in the fixed float mode.
+// The engine's own threads: short parallel loops, the caller takes part. Every thread runs in the
+// fixed float mode.
 #pragma once
 
 #include <atomic>
@@ -17,8 +18,9 @@ class Workers {
   explicit Workers(int num_threads);  // including the caller
   ~Workers();
   int num_threads() const { return static_cast<int>(threads_.size()) + 1; }
-  // Calls body(i) for i in [0, count), in any order, and returns when all are done.
-  void run(uint64_t count, const std::function<void(uint64_t)>& body);
+  // Calls body(i) for i in [0, count), in any order, and returns when all are done. Not worth
+  // sharing: the caller does all of it.
+  void run(uint64_t count, const std::function<void(uint64_t)>& body, bool is_worth_sharing = true);
 
  private:
   void loop();

@@ -1,0 +1,148 @@
+// The commit: rows change here and nowhere else (protocol: docs/format.md, "A commit, step by
+// step").
+#include <algorithm>
+#include <cstring>
+
+#include "crash_point.h"
+#include "engine.h"
+#include "errors.h"
+#include "stopwatch.h"
+
+namespace tcxl {
+
+namespace {
+
+constexpr uint64_t kLookupsPerChunk = 8192;
+constexpr uint64_t kWorthSharing = 4096;  // lookups; below, waking threads costs more
+
+}  // namespace
+
+// Bounds what "exact" has to do again: before batch n commits, every generation up to n - 2K + 1 is
+// complete.
+void Engine::wait_for_generation(Lock& lock) {
+  if (!dense_.is_writing()) return;
+  const Stopwatch watch;
+  changed_.wait(lock, [&] {
+    const uint64_t newest = dense_.newest() ? dense_.newest()->header.batch : 0;
+    return !dense_.is_writing() || newest + 2 * dense_every_ > committed_ + 1;
+  });
+  stats_.dense_wait_ns += watch.ns();
+}
+
+// Row ranges of about equal numbers of lookups; the split does not change a bit.
+void Engine::plan_chunks(const Step& step) {
+  chunks_.clear();
+  for (size_t t = 0; t < step.num_tables; ++t) {
+    const TableLookups& lookups = step.tables[t].lookups;
+    const uint64_t rows = lookups.num_rows();
+    for (uint64_t begin = 0; begin < rows;) {
+      const auto from = lookups.begin.begin() + static_cast<int64_t>(begin);
+      const auto to = std::upper_bound(from + 1, lookups.begin.end(), *from + kLookupsPerChunk);
+      const uint64_t end = std::min(
+          rows, std::max(begin + 1, static_cast<uint64_t>(to - lookups.begin.begin()) - 1));
+      chunks_.push_back({t, begin, end});
+      begin = end;
+    }
+  }
+}
+
+void Engine::update(Step& step, const std::vector<RowSettings>& settings, float grad_scale,
+                    bool hand_over) {
+  plan_chunks(step);
+  Step* next = hand_over ? queue_[1].get() : nullptr;
+  workers_.run(
+      chunks_.size(),
+      [&](uint64_t i) {
+        const Chunk& chunk = chunks_[i];
+        const StepTable& table = step.tables[chunk.table];
+        UpdateJob job;
+        job.table = store_.tables()[table.table].view;
+        job.lookups = &table.lookups;
+        job.grad = grads_[table.group];
+        job.learning_rate = settings[table.table].learning_rate;
+        job.eps = settings[table.table].eps;
+        job.grad_scale = grad_scale;
+        job.flush = store_.persistence().flush_function();
+        const StepTable* follower = next != nullptr ? next->find(table.table) : nullptr;
+        if (follower != nullptr) {
+          job.next_log = follower->columns;
+          job.next_record = table.next_record.data();
+        }
+        update_rows(job, chunk.row_begin, chunk.row_end);
+        store_.persistence().fence();
+      },
+      step.num_lookups() >= kWorthSharing);
+}
+
+layout::Slot Engine::next_slot(uint64_t batch) const {
+  layout::Slot slot{};
+  slot.batch = batch;
+  slot.life = life_;
+  slot.dense_batch = layout::kNoBatch;
+  if (dense_.newest()) {
+    slot.dense_batch = dense_.newest()->header.batch;
+    slot.dense_life = dense_.newest()->header.life;
+    slot.dense_area = dense_.newest()->area;
+    slot.dense_crc = dense_.newest()->header.crc;
+  }
+  return slot;
+}
+
+uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_scale,
+                        const std::string& resume) {
+  Lock lock(mutex_);
+  store_.check_alive();
+  check_background();
+  if (!store_.slot())
+    fail(ErrorKind::kPool, "batch 0 of pool '", store_.path(), "' was never committed");
+  if (!prepared_ || queue_.empty() || queue_.front() != prepared_)
+    fail(ErrorKind::kPool, "no step is prepared");
+  if (resume.size() > layout::kResumeBytesMax)
+    fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ",
+         layout::kResumeBytesMax, " fit");
+  const std::shared_ptr<Step> step = prepared_;
+  ensure_sorted(lock, *step);
+  ensure_flag(lock, *step);
+  wait_for_generation(lock);
+  const bool hand_over = queue_.size() > 1 && step->is_next_mapped;
+  if (!hand_over) step->hand_off_closed = true;
+
+  lock.unlock();
+  Stopwatch watch;
+  crash_point("commit: flag set");
+  update(*step, settings, grad_scale, hand_over);
+  crash_point("commit: rows stored");
+  const uint64_t update_ns = watch.ns();
+  lock.lock();
+
+  watch = Stopwatch();
+  store_.write_slot(next_slot(committed_ + 1), resume);
+  ++committed_;
+  queue_.pop_front();
+  prepared_.reset();
+  if (hand_over) {
+    for (const StepTable& table : step->tables) {
+      for (const uint32_t record : table.next_record)
+        stats_.rows_handed_over += record != kNoRecord ? 1 : 0;
+    }
+  }
+  if (!queue_.empty()) {
+    queue_.front()->overlap_pending = false;
+    queue_.front()->is_blocked = false;
+    set_flag_if_complete(*queue_.front());
+  }
+  if (options_.without_log) undo_.reclaim(committed_);
+  ++stats_.batches;
+  stats_.rows += step->num_rows();
+  stats_.update_ns += update_ns;
+  stats_.commit_ns += watch.ns();
+  changed_.notify_all();
+  return committed_;
+}
+
+void Engine::commit_record(const std::string& resume) {
+  Lock lock(mutex_);
+  store_.write_slot(next_slot(committed_), resume);
+}
+
+}  // namespace tcxl
