@@ -75,8 +75,8 @@ bench-step: set-up ## time of the embedding step and of the DLRM step, log on an
 	@$(in_venv) python benchmarks/step.py $(ARGS)
 
 .PHONY: torture
-torture: set-up ## kill a training run again and again and compare its end
-	@$(in_venv) pytest -m slow tests/crash $(ARGS)
+torture: set-up ## kill a small training on this disk for a minute; ARGS='--minutes 30'
+	@$(in_venv) trainingcxl torture build/torture $(ARGS)
 
 .PHONY: reproduce
 reproduce: ## the paper's evaluation from the simulator; needs neither torch nor a compiler
