@@ -120,14 +120,16 @@ def solve(schedule: Schedule, *, rounds: int = ROUNDS) -> Solution:
         longest = max(t for _, t in times)
         fill = (sum(t for _, t in times) - longest) / rounds
         plan.append((step, times, fill))
-    ends: list[dict[str, float]] = []
+    ahead = max(step.ahead for step, _, _ in plan)
+    ends: list[dict[str, float]] = [{} for _ in range(_BATCHES_MAX + ahead)]
     spans: list[Span] = []
     finished: list[float] = []
-    for batch in range(_BATCHES_MAX):
-        done: dict[str, float] = {}
-        ends.append(done)
+    for turn in range(-ahead, _BATCHES_MAX):
         begun = float("inf")
         for step, times, fill in plan:
+            batch = turn + step.ahead
+            if batch < 0:
+                continue
             ready = 0.0
             for edge in step.after:
                 if edge.batches_back <= batch:
@@ -137,10 +139,12 @@ def solve(schedule: Schedule, *, rounds: int = ROUNDS) -> Solution:
             end = active[-1][1] + fill
             active[0] = (active[0][0] - step.latency_s, active[0][1])
             active[-1] = (active[-1][0], end)
-            done[step.name] = end
+            ends[batch][step.name] = end
             spans.append(Span(batch, step.name, ready, end, tuple(active)))
-        finished.append(max(done.values()))
-        if batch >= 2 and begun >= finished[-2]:
+        if turn < 0:
+            continue
+        finished.append(max(ends[turn].values()))
+        if turn >= 2 and begun >= finished[-2]:
             # This batch began when the last one had ended: all batches are alike from here on.
             return _steady(finished, spans, look_ahead=0)
         if _is_steady(finished):

@@ -2,9 +2,9 @@
 
 It runs the same schedule as the closed form but never computes a phase total: a step is cut into
 chunks, each chunk queues for one server per stage, and a step ends when its last chunk leaves. A
-queue serves the earlier batch first, then the earlier step of the schedule, then the earlier chunk;
-a chunk in service is not interrupted. Steps that share the first word of their name (the same phase
-on several devices) are equals: their chunks take turns.
+queue serves the earlier batch first (less what a step is `ahead`), then the earlier step of the
+schedule, then the earlier chunk; a chunk in service is not interrupted. Steps that share the first
+word of their name (the same phase on several devices) are equals: their chunks take turns.
 """
 
 import heapq
@@ -182,7 +182,7 @@ class _Runner:
         timeout.callbacks.append(lambda _: self._release_chunks(key, plan))
 
     def _release_chunks(self, key: tuple[int, str], plan: _Plan) -> None:
-        batch, rank = key[0], self.rank[key[1]]
+        batch, rank = key[0] - plan.step.ahead, self.rank[key[1]]
         left = [plan.num_chunks]
         self.num_chunks += plan.num_chunks
         active = self.active.setdefault(key, [])

@@ -229,7 +229,7 @@ def _device_steps(
     corrected = moved * SYSTEMS["CXL"].correction
     previous = Edge(update.name, 1)
     return (
-        replace(lookup, after=(Edge(lookup.name, 1), Edge(update.name, 2))),
+        replace(lookup, after=(Edge(lookup.name, 1), Edge(update.name, 2)), ahead=1),
         transfer(vectors, moved, True, Edge(lookup.name), Edge("bottom_forward")),
         transfer(correct, corrected, True, Edge(vectors), Edge(gradients, 1)),
         transfer(gradients, moved, False, Edge("top")),

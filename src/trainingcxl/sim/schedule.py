@@ -64,7 +64,11 @@ class Edge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """A phase of the batch. `is_host_driven`: the CPU runs it or polls for its end."""
+    """A phase of the batch.
+
+    `is_host_driven`: the CPU runs it or polls for its end. `ahead`: where resources are wanted by
+    several, the step counts as one of the batch so many earlier.
+    """
 
     name: str
     category: str
@@ -72,6 +76,7 @@ class Step:
     after: tuple[Edge, ...] = ()
     latency_s: float = 0.0
     is_host_driven: bool = False
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

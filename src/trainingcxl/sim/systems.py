@@ -191,7 +191,12 @@ def _between_batches(system: System, steps: list[Step]) -> list[Step]:
         elif system.has_checkpoint:
             extra["lookup"] = (*extra["lookup"], Edge(steps[-1].name, 2))
             extra["update"] = (Edge(steps[-1].name, 1),)
-    return [replace(s, after=(*s.after, *extra.get(s.name, ()))) for s in steps]
+    found = [replace(s, after=(*s.after, *extra.get(s.name, ()))) for s in steps]
+    if system.relaxed_lookup:
+        # The memory serves the lookup of N+1 before the log and the update of N: else the GPU would
+        # wait for it while memory and GPU are about equally busy.
+        found[0] = replace(found[0], ahead=1)
+    return found
 
 
 def _resources(steps: list[Step], hardware: Hardware) -> dict[str, Resource]:
