@@ -64,10 +64,11 @@ def test_packed_films(films):
 @pytest.mark.parametrize(
     ("name", "line", "reason"),
     [
-        ("u.data", "1\t5\t6\t1", "rating is '6', expected 1 .. 5"),
+        ("u.data", "1\t5\t6\t1", "'6' is not a rating of 1 to 5"),
         ("u.data", "1\t5", "2 columns, expected 4"),
-        ("u.data", "9\t5\t1\t1", "user 9 or item 5 is not in u.user and u.item"),
-        ("u.data", "-1\t5\t1\t1", "user is '-1'"),
+        ("u.data", "9\t5\t1\t1", "'9' is not a user of u.user"),
+        ("u.data", "-1\t5\t1\t1", "'-1' is not a user of u.user"),
+        ("u.data", "1\t\t1\t1", "'' is not an item of u.item"),
         ("u.user", "3|200|M|writer|1", "age is '200', expected 0 .. 119"),
         ("u.user", "3|20|X|writer|1", "gender or occupation unknown: 'X'"),
         ("u.user", "3|20|M|king|1", "gender or occupation unknown: 'M', 'king'"),

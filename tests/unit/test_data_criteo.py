@@ -1,5 +1,6 @@
 """Criteo text: both formats, parser traps, bad lines, the cache of conversions. Case F13."""
 
+import errno
 import gzip
 import json
 import os
@@ -343,6 +344,22 @@ def test_read_only_cache_still_serves(opened, tmp_path):
     assert open_data(f"criteo:{tmp_path}/train.txt", cache_dir=tmp_path / "cache").num_samples == 1
     with pytest.raises(DataError, match=r"cannot write converted data .*: Is a directory"):
         opened([line("1")], name="other.txt")
+
+
+def test_full_disk(opened, tmp_path, monkeypatch):
+    """Case D10 for the cache: path, what is free and about what is needed; nothing stays."""
+
+    def fail(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_module.ArrayWriter, "_append", fail)
+        with pytest.raises(
+            DataError, match=r"/cache: No space left on device \(\d+ bytes are free"
+        ):
+            opened([line()])
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
+    assert opened([line()]).num_samples == 1
 
 
 def test_damaged_cache_is_named(opened, tmp_path):

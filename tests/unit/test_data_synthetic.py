@@ -207,6 +207,13 @@ def test_wrong_sources_are_refused(source, message):
         open_data(source)
 
 
+def test_options_of_other_kinds_are_refused():
+    with pytest.raises(ConfigError, match=r"synthetic:tiny\?cap=ROWS"):
+        open_data("synthetic:tiny", hash_size=100)
+    with pytest.raises(ConfigError, match="schema is of no use"):
+        open_data("synthetic:tiny", schema="s.toml")
+
+
 def test_negative_and_large_sample_numbers():
     data = open_data("synthetic:tiny?samples=10")
     with pytest.raises(IndexError, match=r"has \[0, 10\)"):

@@ -214,6 +214,17 @@ split = " "
     assert rows_of(bad).jagged["numbers"].values.tolist() == [1, 1]
 
 
+def test_split_against_python(opened):
+    generator = np.random.default_rng(0)
+    lists = [generator.integers(0, 99, generator.integers(0, 4)).tolist() for _ in range(300)]
+    text = "y,n\n" + "".join(f"1,{'|'.join(map(str, values))}\n" for values in lists)
+    schema = '[label]\ncolumn="y"\n[[sparse]]\ncolumn="n"\nkind="id"\nsplit="|"\n'
+    for variant in (text, text.replace("1,", '"1",')):
+        jagged = rows_of(opened(variant, schema)).jagged["n"]
+        assert jagged.lengths.tolist() == [len(values) for values in lists]
+        assert jagged.values.tolist() == [value for values in lists for value in values]
+
+
 def test_wrong_schemas(opened, tmp_path):
     cases = [
         ("[[sparse]]\ncolum = 'a'", r"number 1: unknown key 'colum'\n.*did you mean 'column'"),

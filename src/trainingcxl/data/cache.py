@@ -6,6 +6,7 @@ complete, whatever killed the process that wrote it.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import json
@@ -375,8 +376,17 @@ def convert_once(
                 shutil.rmtree(unfinished, ignore_errors=True)
                 raise
     except OSError as error:
-        raise DataError(
-            f"cannot write converted data to {cache_dir}: {error.strerror}\n"
-            "  do:    choose a folder that can be written and has room, --set cache.dir=FOLDER"
-        ) from error
+        raise _cannot_write(cache_dir, sources, error) from error
     return final
+
+
+def _cannot_write(cache_dir: Path, sources: Sequence[Source], error: OSError) -> DataError:
+    room = ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        wanted = sum(source.size for source in sources)
+        free = shutil.disk_usage(cache_dir).free
+        room = f" ({free} bytes are free; the source has {wanted}, three times that if compressed)"
+    return DataError(
+        f"cannot write converted data to {cache_dir}: {error.strerror}{room}\n"
+        "  do:    choose a folder that can be written and has room, --set cache.dir=FOLDER"
+    )

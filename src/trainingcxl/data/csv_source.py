@@ -83,17 +83,16 @@ class _TextColumn:
 
     def _split(self, split: str) -> tuple[Positions, Positions, Positions]:
         """Return start and end of each value, and how many a row has; an empty field has none."""
+        kept = np.flatnonzero(~self.missing() & (self._end > self._start))
+        start, end = self._start[kept], self._end[kept]
+        # Fields follow each other in the block, so all that is found stays in order when sorted.
         cuts = np.flatnonzero(self._table.data == ord(split))
-        first, last = np.searchsorted(cuts, self._start), np.searchsorted(cuts, self._end)
-        is_missing = self.missing() | (self._end == self._start)
-        counts = np.where(is_missing, 0, last - first + 1)
-        start, end = [], []
-        for row in np.flatnonzero(counts):
-            inner = cuts[first[row] : last[row]]
-            start.append(np.concatenate([self._start[row : row + 1], inner + 1]))
-            end.append(np.concatenate([inner, self._end[row : row + 1]]))
-        empty = [np.empty(0, dtype=np.int64)]
-        return np.concatenate(start or empty), np.concatenate(end or empty), counts
+        row = np.searchsorted(start, cuts, side="right") - 1
+        is_inside = (row >= 0) & (cuts < end[row]) if kept.size else np.zeros(cuts.size, np.bool_)
+        cuts, row = cuts[is_inside], row[is_inside]
+        counts = np.zeros(self._start.size, dtype=np.int64)
+        counts[kept] = 1 + np.bincount(row, minlength=kept.size)
+        return np.sort(np.append(start, cuts + 1)), np.sort(np.append(cuts, end)), counts
 
     def reject(self, wrong: Mask, reason: str) -> None:
         self._table.reject(wrong, self._column, reason)

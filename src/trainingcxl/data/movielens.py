@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainingcxl.data.cache import ArrayDataset, fingerprint_of, identify
 from trainingcxl.data.dataset import DataReport, Dataset, Feature
 from trainingcxl.data.options import OpenOptions
-from trainingcxl.data.text import BadLines, open_text
+from trainingcxl.data.text import BadLines, open_text, parse_decimal, read_blocks, split_block
 from trainingcxl.errors import DataError
 
 __all__ = ["open_movielens"]
@@ -116,23 +116,25 @@ def _genres(folder: Path, bad: BadLines) -> dict[int, list[int]]:
 
 
 def _ratings(
-    table: _Table, users: dict[int, list[int]], genres: dict[int, list[int]]
+    path: Path, users: dict[int, list[int]], genres: dict[int, list[int]], bad: BadLines
 ) -> NDArray[np.int64]:
     """Return user, item and rating of each rating, shape (n, 3)."""
-    kept = []
-    for line, (user_text, item_text, rating_text, _) in table.rows:
-        user = table.number(line, "user", user_text, 1, 1 << 31)
-        item = table.number(line, "item", item_text, 1, 1 << 31)
-        rating = table.number(line, "rating", rating_text, 1, 5)
-        if user is None or item is None or rating is None:
-            continue
-        if user not in users or item not in genres:
-            table.reject(line, f"user {user} or item {item} is not in u.user and u.item")
-            continue
-        kept.append((user, item, rating))
-    if not kept:
-        raise DataError(f"{table.path} holds no samples")
-    return np.array(kept, dtype=np.int64)
+    known = [np.array(list(users), np.uint64), np.array(list(genres), np.uint64)]
+    expected = ("a user of u.user", "an item of u.item", "a rating of 1 to 5")
+    parts = [np.empty((0, 3), dtype=np.int64)]
+    for block in read_blocks(path):
+        table = split_block(block, b"\t", 4)
+        values, good = parse_decimal(table.data, table.start[:, :3], table.end[:, :3])
+        good &= table.end[:, :3] > table.start[:, :3]
+        for column, allowed in enumerate([*known, np.arange(1, 6)]):
+            good[:, column] &= np.isin(values[:, column], allowed)
+            table.reject(~good[:, column], column, f"{{}} is not {expected[column]}")
+        bad.report(path, table.bad)
+        parts.append(values[table.good()].astype(np.int64))
+    ratings = np.concatenate(parts)
+    if not len(ratings):
+        raise DataError(f"{path} holds no samples")
+    return ratings
 
 
 def _jagged(lists: Sequence[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -142,13 +144,13 @@ def _jagged(lists: Sequence[list[int]]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 def open_movielens(where: str, options: OpenOptions) -> Dataset:
     """Open a folder with the files of MovieLens-100k, or its u.data; see `open_data`."""
-    path = Path(where)
+    path = Path(where).expanduser()
     folder = path if path.is_dir() else path.parent
     data_path = _find(folder, "u.data") if path.is_dir() else path
     bad = BadLines(options.max_bad_lines)
     occupations = [name for name in _lines(_find(folder, "u.occupation")) if name]
     users, genres = _users(folder, occupations, bad), _genres(folder, bad)
-    ratings = _ratings(_Table(data_path, "\t", 4, bad), users, genres)
+    ratings = _ratings(data_path, users, genres, bad)
     user_rows, item_rows = max(users) + 1, max(genres) + 1
     ids = np.empty((len(ratings), 6), dtype=np.int64)
     ids[:, 0], ids[:, 1] = ratings[:, 0], ratings[:, 1]

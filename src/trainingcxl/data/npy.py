@@ -189,7 +189,7 @@ def _check_labels(parts: Sequence[_Part]) -> None:
 
 def open_npy(where: str, options: OpenOptions) -> Dataset:
     """Open a folder of .npy files; see `open_data`."""
-    folder = Path(where)
+    folder = Path(where).expanduser()
     found = sorted(folder.glob("*dense.npy"), key=_day)
     if not found:
         raise DataError(

@@ -110,7 +110,7 @@ def paths_of(where: str) -> list[Path]:
     Raises:
         DataError: A name is empty or is a folder.
     """
-    paths = [Path(name) for name in where.split(",")]
+    paths = [Path(name).expanduser() for name in where.split(",")]
     for name, path in zip(where.split(","), paths, strict=True):
         if not name:
             raise DataError(f"'{where}' names an empty file name between commas")

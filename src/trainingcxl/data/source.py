@@ -45,6 +45,8 @@ def _open_parquet(where: str, options: OpenOptions) -> Dataset:
     return open_parquet(where, options)
 
 
+_HASHED = ("criteo", "npy", "csv", "parquet")
+_TABLES = ("csv", "parquet")
 _KINDS: dict[str, Callable[[str, OpenOptions], Dataset]] = {
     "synthetic": _open_synthetic,
     "criteo": _open_criteo,
@@ -73,10 +75,11 @@ def open_data(
             each.
         cache_dir: Folder for the arrays that text is converted to, once.
         hash_size: Most rows of a table; larger ids are taken modulo this. One number for all
-            features, or one by feature name; 0 or None chooses.
+            features, or one by feature name; 0 or None chooses. Not for `synthetic:` (which has
+            ?cap=ROWS) and `movielens:`.
         max_bad_lines: Lines that may be skipped because they can't be read; the next one stops.
         require_labels: Refuse data without labels (they would be nan).
-        schema: TOML file that describes the columns of `csv:` and `parquet:`.
+        schema: TOML file that describes the columns of `csv:` and `parquet:`; None guesses.
         progress: Called with (what is being done, bytes done, bytes in all) during conversion.
 
     Returns:
@@ -94,6 +97,15 @@ def open_data(
         raise ConfigError(
             f"data source '{source}' is of no known kind\n  do:    use one of {known}"
         )
+    if hash_size and kind not in _HASHED:
+        way_out = (
+            f"{source}{'&' if '?' in where else '?'}cap=ROWS"
+            if kind == "synthetic"
+            else "remove it"
+        )
+        raise ConfigError(f"{kind}: hash_size is of no use here\n  do:    {way_out}")
+    if schema is not None and kind not in _TABLES:
+        raise ConfigError(f"{kind}: a schema is of no use here\n  do:    remove it")
     if max_bad_lines < 0:
         raise ConfigError(f"max_bad_lines is {max_bad_lines}, must be >= 0")
     sizes = hash_size.values() if isinstance(hash_size, Mapping) else [hash_size or 0]
