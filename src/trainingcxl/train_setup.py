@@ -2,11 +2,13 @@
 
 import json
 import os
+import random
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -96,6 +98,11 @@ def prepare_torch(run: RunSettings) -> torch.device:
     torch.use_deterministic_algorithms(True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over every new tensor
     torch.set_num_threads(num_threads(run))
+    # Nothing here draws from the global generators, but their states are part of what a resumed
+    # run restores: two runs of the same settings must hold the same.
+    random.seed(run.seed)
+    np.random.seed(run.seed % (1 << 32))
+    torch.manual_seed(run.seed)
     if run.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             f"run.device is 'cuda', but torch {torch.__version__} sees no GPU\n"

@@ -17,10 +17,10 @@ import torch
 
 from trainingcxl.config import Settings, load_settings
 from trainingcxl.data import Dataset, Rows, open_data
-from trainingcxl.errors import ConfigError, TrainingCXLError
+from trainingcxl.errors import ConfigError, RecoveryError, TrainingCXLError
 from trainingcxl.pool import Pool, inspect
 from trainingcxl.train import EarlyStopping, Training, learning_rate_factor, train
-from trainingcxl.train_setup import Silent, check_settings, prepare_torch
+from trainingcxl.train_setup import Silent, check_settings, prepare_torch, settings_to_record
 
 SMALL = [
     "data.source=synthetic:tiny?samples=1200",
@@ -189,15 +189,23 @@ def test_data_may_move_but_not_change(tmp_path: Path) -> None:
     settings = small(tmp_path / "a.pool")
     data = open_data(settings.data.source)
     recorder = Recorder()
-    recorded = settings.flat() | {"data.fingerprint": data.fingerprint}
-    recorded["data.source"] = "csv:somewhere/else.csv"
-    check_settings(recorded, settings, data, recorder)
+    fixed, free = settings_to_record(settings, data)
+    free["data.source"] = "csv:somewhere/else.csv"
+    record = {"settings": fixed, "volatile": {"remarks": free}}
+    check_settings(record, settings, data, recorder)
     assert recorder.only("setting_changed")["before"] == "csv:somewhere/else.csv"
 
-    recorded["data.source"] = settings.data.source
-    recorded["data.fingerprint"] = {**data.fingerprint, "seed": 77}
+    fixed["data.fingerprint"] = {**data.fingerprint, "seed": 77}
+    free["data.source"] = settings.data.source
     with pytest.raises(ConfigError, match="fingerprint of the data, seed: 77 in the pool, 1 now"):
-        check_settings(recorded, settings, data, recorder)
+        check_settings(record, settings, data, recorder)
+
+
+def test_pool_of_another_program_is_not_taken_over(tmp_path: Path) -> None:
+    settings = small(tmp_path / "a.pool")
+    record = {"settings": {"their": "own"}, "volatile": {"remarks": {}}}
+    with pytest.raises(RecoveryError, match="was not trained by 'trainingcxl train'"):
+        check_settings(record, settings, open_data(settings.data.source), Recorder())
 
 
 def test_interrupted_creation_starts_anew_with_a_message(tmp_path: Path) -> None:
@@ -311,8 +319,8 @@ def test_run_that_stopped_early_is_finished(tmp_path: Path) -> None:
     assert len(again.all("finished")) == 1
     assert bytes_of(tmp_path / "a.pool") == before
     longer = run(tmp_path / "a.pool", *EARLY, "run.epochs=60")
-    assert longer.only("result")["stopped_early"]
-    assert longer.only("result")["committed_batch"] == again.only("finished")["committed_batch"]
+    assert longer.only("finished")["stopped_early"]
+    assert bytes_of(tmp_path / "a.pool") == before
 
 
 def test_early_stopping_counts_disappointments() -> None:

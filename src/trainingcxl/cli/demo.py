@@ -13,6 +13,7 @@ import click
 
 from trainingcxl.cli.reporters import Reporter, make_reporter
 from trainingcxl.cli.signals import StopSignals
+from trainingcxl.cli.train import let_threads_sleep
 from trainingcxl.config import Settings, load_settings
 from trainingcxl.errors import TrainingCXLError
 
@@ -33,6 +34,7 @@ def command(folder: Path | None) -> None:
     """
     from trainingcxl.pool import Pool, inspect
 
+    let_threads_sleep()
     folder = folder or Path(tempfile.mkdtemp(prefix="trainingcxl-demo-"))
     folder.mkdir(parents=True, exist_ok=True)
     alone, killed = folder / "left-alone.pool", folder / "killed.pool"
@@ -139,7 +141,7 @@ def _seconds_per_batch(settings: Settings, *, has_log: bool) -> float:
     from trainingcxl.train_setup import Silent, prepare_torch
 
     device = prepare_torch(settings.run)
-    never = 1 << 30
+    never = 1000  # the largest number that is allowed
     settings = settings.with_values(
         {
             "data.source": f"synthetic:small?samples={_BATCH_SIZE * _COST_BATCHES}",
