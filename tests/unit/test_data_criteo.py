@@ -199,6 +199,9 @@ def test_the_first_line_decides(opened):
     with pytest.raises(DataError, match="line 1: 3 TAB-separated columns, expected 40"):
         opened(["a\tb\tc"])
     assert opened(["a\tb\tc", line()], max_bad_lines=1).num_samples == 1
+    assert opened("a\tb\n" + line(), name="b.txt", max_bad_lines=1).num_samples == 1
+    with pytest.raises(DataError, match=r"line 1: I1 is 'a\\rb', expected a number"):
+        opened([line(dense=["a\rb"] * 13)])
     with pytest.raises(DataError, match="the header is not label, I1"):
         opened([HEADER.replace("I1\tI2", "I2\tI1"), ranked(1)])
     torchrec = "\t".join(

@@ -313,9 +313,12 @@ def test_guess_without_header_or_categories(tmp_path):
         guess_schema(tmp_path / "c")
 
 
-def test_guess_of_the_longest_first_row_only_reads_the_start(tmp_path):
-    (tmp_path / "a").write_text("y,s\n" + "0,a\n1,b\n" * 10)
+def test_guess_of_few_lines(tmp_path):
+    (tmp_path / "a").write_text("y,s\n0,a\n1,b")
     assert guess_schema(tmp_path / "a").label == LabelColumn(column="y")
+    (tmp_path / "b").write_text("\n\n")
+    with pytest.raises(DataError, match="holds no samples"):
+        guess_schema(tmp_path / "b")
 
 
 @pytest.fixture

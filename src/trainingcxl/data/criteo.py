@@ -5,6 +5,7 @@ Ranked: a header line, the same columns, categories as decimal numbers. The firs
 Dense values become log1p(max(value, 0)), missing ones 0, as in DLRM; a missing category is id 0.
 """
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,8 +56,10 @@ class _Layout:
 
 def _layout(path: Path, max_bad_lines: int) -> _Layout:
     """Look at the first line, or at the first ones if bad lines are allowed."""
-    block = next(read_blocks(path, block_bytes=1 << 16), None)
-    lines = [] if block is None else block.data.splitlines()
+    # Two blocks: an only line that has no newline follows in a block of its own.
+    blocks = itertools.islice(read_blocks(path, block_bytes=1 << 16), 2)
+    # Not splitlines: a carriage return within a line does not end it.
+    lines = [line.rstrip(b"\r") for block in blocks for line in block.data.split(b"\n")]
     lines = [line for line in lines if line][: max_bad_lines + 1]
     if not lines:
         raise DataError(f"{path} holds no samples\n  do:    check that the file is complete")

@@ -142,10 +142,12 @@ def _schema(columns: Sequence[_Facts], form: CsvFormat, path: Path) -> Schema:
 
 
 def _read_rows(path: Path) -> str:
-    block = next(read_blocks(path, block_bytes=_BYTES), None)
-    if block is None:
+    # Two blocks: a last line without newline follows in a block of its own.
+    blocks = itertools.islice(read_blocks(path, block_bytes=_BYTES), 2)
+    data = b"".join(block.data for block in blocks)
+    if not data.strip():
         raise DataError(f"{path} holds no samples\n  do:    check that the file is complete")
-    return block.data.decode("utf-8-sig", "surrogateescape")
+    return data.decode("utf-8-sig", "surrogateescape")
 
 
 def _is_number(text: str) -> bool:

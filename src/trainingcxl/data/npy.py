@@ -38,16 +38,16 @@ def _map_npy(path: Path) -> NDArray[Any]:
 
 def _map_member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     """Map one stored member of a .npz: the bytes of a .npy file lie in the archive as they are."""
-    info = archive.getinfo(name)
-    if info.compress_type != zipfile.ZIP_STORED:
+    member = archive.getinfo(name)
+    if member.compress_type != zipfile.ZIP_STORED:
         raise DataError(
             f"{path}: member {name} is compressed and can't be mapped\n"
             "  do:    write it anew with numpy.savez (not savez_compressed)"
         )
     with path.open("rb") as stream:
-        stream.seek(info.header_offset + 26)
+        stream.seek(member.header_offset + 26)
         name_bytes, extra_bytes = struct.unpack("<HH", stream.read(4))
-        stream.seek(info.header_offset + 30 + name_bytes + extra_bytes)
+        stream.seek(member.header_offset + 30 + name_bytes + extra_bytes)
         version = np.lib.format.read_magic(stream)
         read_header = (
             np.lib.format.read_array_header_1_0
