@@ -9,6 +9,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -63,8 +64,7 @@ GroupInput group_input(size_t group, int64_t bags, const Integers& values, const
 }
 
 DurabilityLevel parse_durability(const std::string& name) {
-  for (const auto level :
-       {DurabilityLevel::kNone, DurabilityLevel::kProcess, DurabilityLevel::kPower}) {
+  for (const auto level : {DurabilityLevel::kProcess, DurabilityLevel::kPower}) {
     if (name == durability_name(level)) return level;
   }
   fail(ErrorKind::kValue, "durability is '", name, "', expected 'process' or 'power'");
@@ -80,12 +80,17 @@ class CorePool {
         undo_(store_),
         dense_(store_) {}
 
+  ~CorePool() { is_forked(); }
+  CorePool(const CorePool&) = delete;
+  CorePool& operator=(const CorePool&) = delete;
+
   Store& store() { return store_; }
   DenseLog& dense() { return dense_; }
   std::optional<Generation> evidence() const {
     return store_.slot() ? dense_.newest_valid(*store_.slot()) : std::nullopt;
   }
   Engine& engine() {
+    check_owner();
     if (!engine_) fail(ErrorKind::kPool, "pool '", store_.path(), "' is closed or was not started");
     return *engine_;
   }
@@ -101,7 +106,22 @@ class CorePool {
   void start(const EngineOptions& options) {
     engine_ = std::make_unique<Engine>(store_, undo_, dense_, report_.resumed_batch, options);
   }
+  void check_owner() const {
+    if (::getpid() == owner_) return;
+    fail(ErrorKind::kPool, "pool '", store_.path(), "' was opened by process ", owner_,
+         " before the fork; its child cannot use it\n  do:    fork before opening the pool, or do "
+         "in the child only what needs no rows");
+  }
+  // A forked child has neither the engine's threads nor the pool's memory: it must not wait for
+  // the ones, nor unmap what now lies where the other was.
+  bool is_forked() {
+    if (::getpid() == owner_) return false;
+    static_cast<void>(engine_.release());
+    store_.disown();
+    return true;
+  }
   void close(bool is_clean) {
+    if (is_forked()) return;
     engine_.reset();
     if (is_clean && !store_.is_read_only()) store_.mark_clean();
     store_.unlock();
@@ -113,6 +133,7 @@ class CorePool {
   DenseLog dense_;
   RecoveryReport report_;
   std::unique_ptr<Engine> engine_;
+  const pid_t owner_ = ::getpid();
 };
 
 nb::dict report_dict(const RecoveryReport& r) {
@@ -202,6 +223,7 @@ size_t add_table(CorePool& pool, const std::string& name, uint64_t rows, uint32_
 }
 
 const Table& table_at(CorePool& pool, size_t index) {
+  pool.check_owner();
   const auto& tables = pool.store().tables();
   if (index >= tables.size()) throw nb::index_error("no such table");
   return tables[index];

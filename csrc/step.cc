@@ -88,6 +88,9 @@ void GroupBatch::assign(const GroupInput& in, const Group& spec, const std::vect
     }
   }
   if (is_filtered) {
+    given_ids = ids;
+    given_offsets = offsets;
+    given_weights = weights;
     size_t kept = 0;
     for (size_t f = 0; f < spec.features.size(); ++f) {
       for (int64_t b = 0; b < bags; ++b) {
@@ -117,24 +120,21 @@ void GroupBatch::assign(const GroupInput& in, const Group& spec, const std::vect
 }
 
 bool GroupBatch::equals(const GroupInput& in, const Group& spec) const {
-  // Left-out padding makes the copies differ from the input; such features are announced again at
-  // the lookup.
-  if (is_filtered || in.group != group || in.bags != bags ||
-      features.size() != spec.features.size())
-    return false;
-  if (static_cast<size_t>(in.num_values) != ids.size() ||
-      static_cast<size_t>(in.num_offsets) != offsets.size())
-    return false;
+  const auto& my_ids = is_filtered ? given_ids : ids;
+  const auto& my_offsets = is_filtered ? given_offsets : offsets;
+  const auto& my_weights = is_filtered ? given_weights : weights;
+  if (in.group != group || in.bags != bags || features.size() != spec.features.size()) return false;
+  if (static_cast<size_t>(in.num_values) != my_ids.size()) return false;
+  if (static_cast<size_t>(in.num_offsets) != my_offsets.size()) return false;
   if ((in.weights != nullptr) != has_weights) return false;
   auto same = [](const void* p, bool is_int32, const std::vector<int64_t>& mine) {
-    if (!is_int32)
-      return mine.empty() || std::memcmp(p, mine.data(), mine.size() * sizeof(int64_t)) == 0;
-    return std::equal(mine.begin(), mine.end(), static_cast<const int32_t*>(p));
+    if (is_int32) return std::equal(mine.begin(), mine.end(), static_cast<const int32_t*>(p));
+    return mine.empty() || std::memcmp(p, mine.data(), mine.size() * sizeof(int64_t)) == 0;
   };
-  return same(in.values, in.values_are_int32, ids) &&
-         same(in.offsets, in.offsets_are_int32, offsets) &&
-         (!has_weights || weights.empty() ||
-          std::memcmp(in.weights, weights.data(), weights.size() * sizeof(float)) == 0);
+  const size_t weight_bytes = my_weights.size() * sizeof(float);
+  return same(in.values, in.values_are_int32, my_ids) &&
+         same(in.offsets, in.offsets_are_int32, my_offsets) &&
+         (weight_bytes == 0 || std::memcmp(in.weights, my_weights.data(), weight_bytes) == 0);
 }
 
 uint64_t Step::num_rows() const {

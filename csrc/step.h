@@ -46,7 +46,10 @@ struct GroupBatch {
   std::vector<int64_t> ids, offsets;
   std::vector<float> weights;
   bool has_weights = false;
-  bool is_filtered = false;  // padding was left out, so ids are not the caller's values
+  bool is_filtered = false;  // padding was left out of ids, offsets and weights
+  // What the caller passed, kept when filtered, to be compared with the lookup.
+  std::vector<int64_t> given_ids, given_offsets;
+  std::vector<float> given_weights;
   std::vector<FeatureBags> features;
 
   // Copies and checks. kIndex / kValue name feature, bag and position before anything is kept.

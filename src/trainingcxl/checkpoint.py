@@ -114,6 +114,7 @@ class FaultTolerantRun:
         self._step_seconds = 0.0
         self._last_commit_at: float | None = None
         self._captures = 0
+        self._has_warned = False
         if dense_optimizer is not None:
             dense_optimizer.register_step_post_hook(self._mark_dense_ahead)
         self._core.set_dense_every(self._dense_every)
@@ -187,7 +188,7 @@ class FaultTolerantRun:
             loader_state=self._recorded.loader_state,
             epoch_rng=self._recorded.epoch_rng,
             announce=self._announce,
-            lookahead=1,
+            lookahead=self.pool.lookahead,
         )
         self._recorded.epoch_rng = feed.epoch_rng
         self._last_commit_at = time.perf_counter()
@@ -307,12 +308,24 @@ class FaultTolerantRun:
         self._pending_batches = 0
         self._grad_scale = 1.0
         self._is_dense_ahead = False
+        self._warn_unless_announced()
         self.pool.transaction.clear()
         for collection in self.pool.transaction.collections:
             collection.optimizer.step()  # type: ignore[attr-defined]
         self._count_time()
         if self._core.is_dense_due():
             self._capture()
+
+    def _warn_unless_announced(self) -> None:
+        parts = self.pool.transaction.parts
+        if self._has_warned or not parts or parts[0].lookup.is_announced:
+            return
+        self._has_warned = True
+        self._notice(
+            f"batch {self.committed_batch} was not announced ahead, so its undo log was written in the commit; "
+            "iterate with run.batches(loader), and pass sparse_of= when batches have no `sparse` "
+            "(said once; run.stats.unannounced_batches counts)"
+        )
 
     def _zero_grad(self) -> None:
         if self.dense_optimizer is not None:

@@ -27,6 +27,7 @@ Progress = Callable[[str, int, int], None]
 OptimizerKind = Literal["sgd", "adagrad", "rowwise-adagrad"]
 
 _OPTIMIZERS: tuple[OptimizerKind, ...] = ("sgd", "adagrad", "rowwise-adagrad")  # order: csrc/kernels.h
+_FILES = ("log", "data", "lock")  # lock last: it guards the others while they go
 _INIT_BYTES = 64 << 20  # between two progress reports, and two chances for Ctrl-C
 _DIGEST_BYTES = 16 << 20
 
@@ -160,9 +161,11 @@ class Pool:
         if threads is not None and threads < 1:
             raise ValueError(f"threads is {threads}, expected 1 or more")
         self.threads = threads or len(os.sched_getaffinity(0))
+        self.lookahead = lookahead
         self._progress = progress
         self._closers: list[Callable[[], None]] = []
-        had_log = (self.path / "log").exists()
+        is_new_folder = not self.path.exists()
+        not_ours = [name for name in _FILES if (self.path / name).exists()]
         started = time.perf_counter()
         try:
             self._core = _core.Pool(
@@ -178,8 +181,8 @@ class Pool:
         except PoolLocked:
             raise  # whoever has it may be creating it right now
         except (TrainingCXLError, OSError):
-            if not had_log and not read_only:
-                _remove_empty_pool(self.path)
+            if not read_only:
+                _remove_empty_pool(self.path, keep=not_ours, remove_folder=is_new_folder)
             raise
         try:
             found = self._core.recover(resume == "exact")
@@ -191,7 +194,7 @@ class Pool:
         self.medium: str = info["medium"]
         self.file_system: str = info["file_system"]
         self.durability: str = info["durability"]
-        self.creation_note: str = info["creation_note"]
+        self.notices: list[str] = _notices(info)
         self.is_read_only = read_only
         self.is_new = not found["has_point"]
         self.recovery: RecoveryReport | None = None
@@ -271,7 +274,7 @@ class Pool:
         except BaseException as error:
             self.close()  # half-made tables are unknown to the geometry; the next open cuts them off
             if isinstance(error, PoolFull) and not have:
-                _remove_empty_pool(self.path)  # but a full disk needs its room now
+                _remove_empty_pool(self.path)  # but a full disk wants its room back now
             raise
 
     def _add(self, spec: TableSpec) -> int:
@@ -343,7 +346,7 @@ class Pool:
         if not self._finalizer.alive:
             return
         try:
-            while self._closers:
+            while self._closers and os.getpid() == self._owner_pid:
                 self._closers.pop()()
         finally:
             self._finalizer.detach()
@@ -484,11 +487,30 @@ def _read_only(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return array
 
 
-def _remove_empty_pool(path: Path) -> None:
+def _notices(found: Mapping[str, Any]) -> list[str]:
+    """What a user should know about this medium, and about how the pool was found."""
+    notices = [found["creation_note"]] if found["creation_note"] else []
+    system = found["file_system"]
+    if found["is_network"]:
+        notices.append(
+            f"the pool lies on {system}, a network file system: a kill is survived, but only this machine may use it"
+        )
+    if found["is_copy_on_write"]:
+        notices.append(
+            f"the pool lies on {system}, a copy-on-write file system: in-place updates cost extra writes there; "
+            "ext4, xfs or 'chattr +C' on the pool's folder avoid them"
+        )
+    return notices
+
+
+def _remove_empty_pool(
+    path: Path, *, keep: Sequence[str] = (), remove_folder: bool = True
+) -> None:
     """A pool that could not be created leaves nothing behind."""
-    for name in ("log", "data", "lock"):
-        (path / name).unlink(missing_ok=True)
-    if path.is_dir() and not any(path.iterdir()):
+    for name in _FILES:
+        if name not in keep and path.is_dir():
+            (path / name).unlink(missing_ok=True)
+    if remove_folder and path.is_dir() and not any(path.iterdir()):
         path.rmdir()
 
 
