@@ -70,7 +70,7 @@ def both(described: Schedule) -> tuple[float, float]:
 HAND_WORKED = {
     # max(A, Bf) + X + Tt + X + max(Up, Bb) + Lg + Ml
     "CXL-D": 60 + 10 + 100 + 10 + 110 + 110 + ML,
-    # max(A, Bf) + max(X + Tt + X, Lg + Ml) + max(Up, Bb), where Lg ends at 170, just as the gradients
+    # max(A, Bf) + max(X + Tt + X, Lg + Ml) + max(Up, Bb): Lg ends at 170, just as the gradients
     # take the link until 180, and Ml has to wait for them.
     "CXL-B": 60 + (10 + 100 + 10 + ML) + 110,
     # max(Bf + Tt + Bb + 2.5 X, A without RAW + Lg + Ml / 100 + Up)

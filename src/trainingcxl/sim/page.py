@@ -21,9 +21,10 @@ body { font: 15px/1.45 system-ui, sans-serif; color: #111; background: #fff;
 h1, h2 { line-height: 1.2; } h2 { margin-top: 2.2rem; border-bottom: 1px solid #999; }
 table { border-collapse: collapse; margin: 0.8rem 0; font-variant-numeric: tabular-nums; }
 th, td { border: 1px solid #999; padding: 0.2rem 0.5rem; text-align: right; }
-th:first-child, td:first-child, td.text { text-align: left; }
-thead th { background: #eee; } .scroll { overflow-x: auto; }
-tr.missed td { font-weight: bold; } td.kind { text-align: center; }
+th.text, td.text { text-align: left; }
+td { white-space: nowrap; } td.text { white-space: normal; }
+thead th { background: #eee; } .scroll { overflow-x: auto; } .small { font-size: 0.8em; }
+tr.missed td { font-weight: bold; }
 figure { margin: 1rem 0; } figure img { max-width: 100%; height: auto; }
 figcaption { color: #333; } small { font-size: 0.85em; }
 @media print { body { max-width: none; margin: 0; font-size: 10pt; }
@@ -34,16 +35,24 @@ _MISSED_PERCENT = 10.0
 
 
 def _table(
-    head: Sequence[str], rows: Iterable[Sequence[str]], *, missed: Sequence[int] = ()
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    text: Sequence[int] = (0,),
+    missed: Sequence[int] = (),
+    style: str = "",
 ) -> str:
-    """Build a table; cells are escaped here."""
-    lines = ['<div class="scroll"><table><thead><tr>']
-    lines += [f"<th>{html.escape(cell)}</th>" for cell in head]
+    """Build a table; cells are escaped here. `text` are the columns that hold words."""
+
+    def cells(tag: str, row: Sequence[str]) -> list[str]:
+        kinds = [f'<{tag} class="text">' if i in text else f"<{tag}>" for i in range(len(row))]
+        return [f"{kind}{html.escape(cell)}</{tag}>" for kind, cell in zip(kinds, row, strict=True)]
+
+    lines = [f'<div class="scroll {style}"><table><thead><tr>', *cells("th", head)]
     lines.append("</tr></thead><tbody>")
     for index, row in enumerate(rows):
         lines.append('<tr class="missed">' if index in missed else "<tr>")
-        lines += [f"<td>{html.escape(cell)}</td>" for cell in row]
-        lines.append("</tr>")
+        lines += [*cells("td", row), "</tr>"]
     return "".join([*lines, "</tbody></table></div>"])
 
 
@@ -78,7 +87,7 @@ def _targets(evaluation: Evaluation) -> str:
         "its error",
         "note",
     )
-    return _table(head, rows, missed=missed)
+    return _table(head, rows, text=(0, 1, 5, 8), missed=missed)
 
 
 def _times(evaluation: Evaluation) -> str:
@@ -105,7 +114,14 @@ def _variants(variants: Sequence[Variant], base: dict[str, float]) -> str:
         [v.name, v.why, *(f"{v.values[n]:.1f}" for n in TARGETS), "yes" if v.is_refitted else "no"]
         for v in variants
     ]
-    return _table(("variant", "why", *TARGETS, "K fitted again"), rows)
+    return _table(("variant", "why", *TARGETS, "K fitted again"), rows, text=(0, 1))
+
+
+def _shift(move: dict[str, float] | None, name: str) -> str:
+    """Show how one target moved; "-" where the constant's range ends."""
+    if move is None:
+        return "-"
+    return "0" if abs(move[name]) < 0.005 else f"{move[name]:+.2f}"
 
 
 def _sensitivity(evaluation: Evaluation) -> str:
@@ -113,11 +129,11 @@ def _sensitivity(evaluation: Evaluation) -> str:
     for key, moves in evaluation.sensitivity.items():
         cells = []
         for name in TARGETS:
-            pair = [f"{m[name]:+.2f}" if m else "-" for m in map(moves.get, ("-20 %", "+20 %"))]
-            cells.append(" / ".join(pair))
+            pair = [_shift(moves.get(label), name) for label in ("-20 %", "+20 %")]
+            cells.append(" / ".join(pair) if any(p not in ("0", "-") for p in pair) else "")
         note = evaluation.hardware.notes[key]
         rows.append([key, f"{evaluation.hardware.values()[key]:g}", note.tag, *cells])
-    return _table(("constant", "value", "tag", *TARGETS), rows)
+    return _table(("constant", "value", "tag", *TARGETS), rows, style="small")
 
 
 def _costs(evaluation: Evaluation) -> str:
@@ -160,11 +176,11 @@ def _calibration() -> str:
         [key, f"{value:g}", calibration.fitted_on[key]]
         for key, value in calibration.constants.items()
     ]
-    return _table(("constant", "value", "fitted on"), rows)
+    return _table(("constant", "value", "fitted on"), rows, text=(0, 2))
 
 
 def render_page(evaluation: Evaluation, svgs: dict[str, str]) -> str:
-    """Return the whole page as text; ASCII except for nothing, so any encoding shows it.
+    """Return the whole page as text.
 
     Args:
         evaluation: Results, all of them a model.
@@ -187,7 +203,7 @@ def render_page(evaluation: Evaluation, svgs: dict[str, str]) -> str:
         "<h2>Targets</h2>",
         _targets(evaluation),
         f"<p>The order CXL &lt;= CXL-B &lt;= CXL-D &lt;= PCIe &lt; PMEM &lt; SSD {order}. "
-        f"The event-driven engine differs from the closed form by at most {worst:.2%}.</p>",
+        f"The event-driven engine differs from the closed form by at most {worst:.3%}.</p>",
         f"<p>Calibration version {frozen_calibration().version}:</p>",
         _calibration(),
         "<h2>Time of a batch</h2>",
@@ -206,7 +222,8 @@ def render_page(evaluation: Evaluation, svgs: dict[str, str]) -> str:
         _variants(evaluation.workload_variants, evaluation.targets),
         "<h2>Sensitivity</h2>",
         "<p>Change of each target, in its own unit, when one constant moves by -20 % / +20 % "
-        "(whole numbers by at least one). Nothing is fitted again.</p>",
+        "(whole numbers by at least one); empty where it does not move. Nothing is fitted again."
+        "</p>",
         _sensitivity(evaluation),
         "<h2>Beyond the paper</h2>",
         pictures["pools"],

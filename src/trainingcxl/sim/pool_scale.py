@@ -32,6 +32,7 @@ __all__ = [
     "pool_sweep",
 ]
 
+_SATURATED = 0.9
 DEVICES_MAX = 4095  # CXL 3.0: devices below one root complex
 
 
@@ -87,9 +88,21 @@ class PoolPoint:
 
     @property
     def limit(self) -> str:
-        """The busiest kind of unit, or "dependencies" when nothing is above 90 %."""
+        """The busiest kind of unit, or "dependencies" when nothing is above 90 %.
+
+        A link is busy in one direction, then in the other, as vectors and gradients of one batch
+        cannot overlap; so the directions count together.
+        """
         name, share = max(self.utilisation.items(), key=lambda item: item[1])
-        return name if share >= 0.9 else "dependencies"
+        if share >= _SATURATED:
+            return name
+        turns = {
+            up[: -len(" up")]: value + self.utilisation.get(up[: -len("up")] + "down", 0.0)
+            for up, value in self.utilisation.items()
+            if up.endswith(" up")
+        }
+        name, share = max(turns.items(), key=lambda item: item[1])
+        return f"{name}, up and down in turn" if share >= _SATURATED else "dependencies"
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ def _pools(hardware: Hardware, model: Model) -> dict[int, list[PoolPoint]]:
 
 def _goodput(hardware: Hardware, model: Model, grid: Grid) -> dict[str, list[tuple[float, float]]]:
     """Lasting batches per second over the mean time between failures, per system."""
+    model = _filling(model, hardware)
     bare = simulate(replace(SYSTEMS["CXL"], has_checkpoint=False), hardware, model)
     curves: dict[str, list[tuple[float, float]]] = {}
     for hours in _MTBF_HOURS:
@@ -122,6 +123,12 @@ def _goodput(hardware: Hardware, model: Model, grid: Grid) -> dict[str, list[tup
         label = "CXL without log, snapshots"
         curves.setdefault(label, []).append((hours, snapshots.batches_per_second))
     return curves
+
+
+def _filling(model: Model, hardware: Hardware) -> Model:
+    """Return the model with as many rows as the pool holds: snapshots grow with it, logs do not."""
+    rows = math.floor(hardware.pool.capacity_bytes / model.table_bytes)
+    return replace(model, tables=tuple(replace(t, rows=t.rows * rows) for t in model.tables))
 
 
 def _costs(hardware: Hardware, model: Model, grid: Grid) -> dict[str, dict[str, Any]]:

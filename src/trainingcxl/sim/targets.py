@@ -97,7 +97,7 @@ TARGETS: dict[str, Target] = {
             unit="%",
             is_fitted=False,
             average="one model",
-            note="missed; needs a DRAM pool of about 12 TB",
+            note="needs a DRAM pool of about 12 TB",
         ),
     )
 }

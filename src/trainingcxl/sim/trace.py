@@ -1,6 +1,8 @@
 """Row traces: a Zipf generator with given reuse, the user's own ids, and their exact statistics."""
 
+import math
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -78,30 +80,46 @@ def zipf_exponent(model: Model, reuse: float, *, seed: int = 0) -> float:
     The exponent is the same for all tables. Raises ParameterError when no exponent up to 3 gives
     so little or so much reuse.
     """
-
-    def reached(exponent: float) -> float:
-        hits = draws = 0.0
-        for group in model.tables:
-            rng = np.random.default_rng(seed)
-            count = model.batch * group.lookups
-            first = np.unique(zipf_rows(rng, group.rows, count, exponent))
-            second = zipf_rows(rng, group.rows, count, exponent)
-            hits += group.count * count * _repeats(second, first)
-            draws += group.count * count
-        return hits / draws
-
-    low, high = 0.0, _EXPONENT_MAX
-    least, most = reached(low), reached(high)
-    if not least <= reuse <= most:
+    counts = [group.count for group in model.tables]
+    divisor = math.gcd(*counts)
+    groups = tuple((g.rows, model.batch * g.lookups, g.count // divisor) for g in model.tables)
+    least, most, exponent = _exponent(groups, reuse, seed)
+    if exponent is None:
         raise parameter_error(
             f"reuse {reuse:g} cannot be reached by a Zipf trace of model '{model.name}'",
             where="--trace zipf",
             do=f"a share in [{least:.3f}, {most:.3f}], or other rows, lookups or batch",
         )
+    return exponent
+
+
+@cache
+def _exponent(
+    groups: tuple[tuple[int, int, int], ...], reuse: float, seed: int
+) -> tuple[float, float, float | None]:
+    """Bisect; return the least and most reuse possible, and the exponent if `reuse` lies between.
+
+    `groups` are (rows, draws, number of tables) of each kind of table.
+    """
+
+    def reached(exponent: float) -> float:
+        hits = draws = 0.0
+        for rows, count, weight in groups:
+            rng = np.random.default_rng(seed)
+            first = np.unique(zipf_rows(rng, rows, count, exponent))
+            second = zipf_rows(rng, rows, count, exponent)
+            hits += weight * count * _repeats(second, first)
+            draws += weight * count
+        return hits / draws
+
+    low, high = 0.0, _EXPONENT_MAX
+    least, most = reached(low), reached(high)
+    if not least <= reuse <= most:
+        return least, most, None
     for _ in range(12):
         middle = 0.5 * (low + high)
         low, high = (middle, high) if reached(middle) < reuse else (low, middle)
-    return 0.5 * (low + high)
+    return least, most, 0.5 * (low + high)
 
 
 def zipf_localities(
