@@ -54,6 +54,15 @@ std::optional<Generation> DenseLog::newest_valid(const Slot& slot) const {
   return best;
 }
 
+uint64_t DenseLog::newest_life() const {
+  uint64_t life = 0;
+  for (uint32_t area = 0; area < 2; ++area) {
+    Generation g;
+    if (check_area(area, g).empty()) life = std::max(life, g.header.life);
+  }
+  return life;
+}
+
 std::string DenseLog::read_resume(const Generation& g) const {
   return std::string(store_.log().at<char>(store_.geometry().dense_offset[g.area] + kDenseResume),
                      g.header.resume_bytes);

@@ -31,6 +31,9 @@ class DenseLog {
   // one.
   std::string check_area(uint32_t area, Generation& out) const;
 
+  // Highest life of any complete generation, be it the slot's or not; 0: there is none.
+  uint64_t newest_life() const;
+
   const std::optional<Generation>& newest() const { return newest_; }
   void set_newest(const Generation& generation) { newest_ = generation; }
 

@@ -55,6 +55,11 @@ Fd lock_pool(const std::string& folder, bool exclusive) {
   const std::string path = folder + "/lock";
   Fd fd(
       ::open(path.c_str(), exclusive ? O_RDWR | O_CREAT | O_CLOEXEC : O_RDONLY | O_CLOEXEC, 0666));
+  if (!fd.is_open() && errno == ENOENT && !exclusive) {
+    fail(ErrorKind::kPool, "'", folder,
+         "' holds no pool, or a copy of one without its file 'lock'\n"
+         "  do:    check the path; beside copied files 'log' and 'data' make an empty file 'lock'");
+  }
   if (!fd.is_open()) fail_os(errno, text("cannot open the pool's lock '", path, "'"));
   if (::flock(fd.get(), (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail_os(errno, text("cannot lock '", path, "'"));

@@ -214,6 +214,11 @@ void Span::map(int fd, uint64_t file_offset, uint64_t bytes, const MediumInfo& m
   if (bytes > 0) map_tail(0, bytes);
 }
 
+void Span::forget() {
+  base_ = nullptr;
+  bytes_ = reserved_ = 0;
+}
+
 void Span::map_tail(uint64_t from, uint64_t to) {
   from = from / layout::kPage * layout::kPage;
   int flags = MAP_FIXED | (is_private_ ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED);

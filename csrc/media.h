@@ -63,6 +63,7 @@ class Span {
   // size.
   void grow(uint64_t bytes, bool sparse);
   void unmap();
+  void forget();  // leaves the address space as it is: in a forked child it is no longer ours
 
   std::byte* base() const { return base_; }
   uint64_t bytes() const { return bytes_; }

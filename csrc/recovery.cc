@@ -1,5 +1,7 @@
 #include "recovery.h"
 
+#include <algorithm>
+
 #include "crc32c.h"
 #include "errors.h"
 
@@ -58,6 +60,14 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
          "verify ",
          store.path(), "' lists the damage; restore from a copy");
   }
+  // The generation that a slot names gives way only to a newer one: no crash leaves an older one.
+  if (slot.dense_batch != kNoBatch && generation->header.batch < slot.dense_batch) {
+    fail(ErrorKind::kCorrupted, "the dense part of batch ", slot.dense_batch, " of pool '",
+         store.path(), "' is damaged\n  where: log region, dense area ", slot.dense_area,
+         "\n  state: nothing was changed; the older area has batch ", generation->header.batch,
+         "\n  do:    'trainingcxl verify ", store.path(),
+         "' lists the damage; restore from a copy");
+  }
   report.has_point = true;
   report.committed_batch = slot.batch;
   report.dense_batch = generation->header.batch;
@@ -80,7 +90,9 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   if (frames.empty() && !is_new_point && !needs_dense) return report;
   Slot next{};
   next.batch = report.resumed_batch;
-  next.life = slot.life + 1;
+  // A recovery that was killed before its slot may have left a generation of the life it meant to
+  // begin: with that life again it would count as soon as its batch has come.
+  next.life = std::max(slot.life, dense.newest_life()) + 1;
   if (needs_dense) dense.rewrite(*generation, next.batch, next.life, report.resume);
   const Generation& named = *dense.newest();
   next.dense_batch = named.header.batch;

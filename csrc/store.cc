@@ -74,6 +74,12 @@ Store::Store(const OpenOptions& options) : options_(options), durability_(option
 
 Store::~Store() { unlock(); }
 
+void Store::disown() {
+  static_cast<void>(lock_fd_.release());
+  log_.forget();
+  data_.forget();
+}
+
 void Store::unlock() {
   if (!lock_fd_.is_open()) return;
   forget_in_children(lock_fd_.get());
@@ -99,6 +105,9 @@ void Store::open_files() {
   }
   if (!log_fd_.is_open()) fail_os(errno, text("cannot open '", log_path, "'"));
   if (!on_device) data_fd_ = Fd(::open(data_path.c_str(), flags, 0666));
+  if (!on_device && !data_fd_.is_open() && errno == ENOENT) {
+    fail(ErrorKind::kCorrupted, "'", data_path, "' is missing\n  do:    restore it from a copy");
+  }
   if (!on_device && !data_fd_.is_open()) fail_os(errno, text("cannot open '", data_path, "'"));
 
   // Probing MAP_SYNC needs a page in the file; a new log gets its head first.
@@ -123,6 +132,7 @@ void Store::open_files() {
     }
   }
   if (is_empty) {
+    refuse_orphaned_data();
     const int error = ::posix_fallocate(log_fd_.get(), 0, static_cast<off_t>(kHeadBytes));
     if (error != 0) {
       if (::ftruncate(log_fd_.get(), 0) != 0) fail_os(errno, text("cannot empty '", log_path, "'"));
@@ -169,9 +179,9 @@ void Store::load_superblock() {
   if (!a && !b && log_.at<Superblock>(kSuperblockA)->magic == __builtin_bswap64(kSuperblockMagic))
     fail_byte_order();
   if (!a && !b) {
-    const bool never = is_zero(log_.base() + kSuperblockA, kPage) &&
-                       is_zero(log_.base() + kSlotA, 2 * kPage) &&
-                       is_zero(log_.base() + kGeometryA, sizeof(GeometryHeader));
+    // Creation writes geometry and session before the superblock: only slots say that it went on.
+    const bool never =
+        is_zero(log_.base() + kSuperblockA, kPage) && is_zero(log_.base() + kSlotA, 2 * kPage);
     const bool torn = !is_zero(log_.base() + kSuperblockB, kPage);
     if (!never) {
       fail(ErrorKind::kCorrupted, "'", log_.path(), "' has no valid superblock",
@@ -182,7 +192,7 @@ void Store::load_superblock() {
     if (options_.read_only)
       fail(ErrorKind::kPool, "creation of pool '", options_.path,
            "' never completed\n  do:    run the training command; it creates the pool anew");
-    create(torn || (data_fd_.is_open() && file_bytes(data_fd_.get()) > 0));
+    create(torn);
     return;
   }
   superblock_ = *log_.at<Superblock>(a ? kSuperblockA : kSuperblockB);
@@ -221,11 +231,21 @@ void Store::load_superblock() {
   }
 }
 
+// Tables are made after the superblock: these are of a pool that lost its log, or not ours at all.
+void Store::refuse_orphaned_data() const {
+  const uint64_t bytes = data_fd_.is_open() ? file_bytes(data_fd_.get()) : 0;
+  if (bytes == 0) return;
+  fail(ErrorKind::kCorrupted, "'", options_.path, "/data' has ", bytes, " bytes, but '",
+       options_.path,
+       "/log' is missing, empty or not of a pool\n  state: nothing was changed\n  do:    restore "
+       "the log "
+       "from a copy, or choose another path");
+}
+
 void Store::create(bool is_leftover) {
   if (is_leftover) creation_note_ = "creation of this pool had not completed; it is created anew";
   persistence_ = Persistence(durability_, medium_.kind);
-  if (data_fd_.is_open() && ::ftruncate(data_fd_.get(), 0) != 0)
-    fail_os(errno, "cannot empty the pool's data file");
+  refuse_orphaned_data();
   std::memset(log_.base(), 0, kHeadBytes);
   crash_point("create: head cleared");
   Superblock s{};
@@ -335,7 +355,8 @@ void Store::bind_views() {
     const auto states = static_cast<uint64_t>(state_dim(kind, r.dim));
     if (const std::string fault = table_fault(r, data_.bytes()); !fault.empty()) {
       fail(ErrorKind::kCorrupted, "table '", table.name, "' of pool '", options_.path,
-           "' does not fit the pool's data: ", fault, "\n  state: nothing was changed");
+           "' does not fit the pool's data: ", fault,
+           "\n  state: nothing was changed\n  do:    restore the files from a copy");
     }
     table.view = {data_.at<float>(r.weight_offset),
                   states > 0 ? data_.at<float>(r.state_offset) : nullptr, r.rows, r.dim, kind};

@@ -61,6 +61,7 @@ class Store {
   // --- the rest
   void mark_open();   // session: not clean, this boot
   void mark_clean();  // syncs both files first
+  void disown();      // in a forked child: forgets lock and mappings, which are not its own
   void unlock();      // closed: others may open it, though views keep this object alive
   void sync_all();
   void poison(const std::string& why);  // no store any more; reopen and recover
@@ -90,6 +91,7 @@ class Store {
  private:
   void take_lock();
   void open_files();
+  void refuse_orphaned_data() const;
   void create(bool is_leftover);
   void load_superblock();
   void load_geometry();

@@ -193,11 +193,15 @@ uint64_t UndoLog::roll_back(const Descriptor& d, bool only_check) {
     if (offset > d.bytes || (width > 0 && count > (d.bytes - offset) / width))
       damaged("a column is outside the frame");
   };
-  uint64_t changed = 0;
+  uint64_t changed = 0, records = 0;
   for (const bool store_rows : {false, true}) {  // all checks before the first store
+    if (store_rows && records != d.records)
+      damaged("it has ", records, " records, not ", d.records);
     if (store_rows && only_check) break;
+    records = 0;
     for (uint64_t i = 0; i < header.num_segments; ++i) {
       const FrameSegment& s = segments[i];
+      records += s.count;
       if (s.table >= store_.tables().size()) damaged("table number ", s.table, " is unknown");
       const TableView& view = store_.tables()[s.table].view;
       const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));

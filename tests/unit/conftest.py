@@ -73,6 +73,11 @@ def rows_of() -> Callable[[Pool], dict[str, tuple[np.ndarray, np.ndarray]]]:
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
     """Digests are long and say nothing; the fact that they differ does."""
-    if op == "==" and isinstance(left, str) and isinstance(right, str) and len(left) == len(right) == 64:
+    if (
+        op == "=="
+        and isinstance(left, str)
+        and isinstance(right, str)
+        and len(left) == len(right) == 64
+    ):
         return ["the digests differ", f"  {left}", f"  {right}"]
     return None

@@ -73,7 +73,9 @@ def test_forward_and_update_equal_torch(bench, call, mode, padding):
     run = train_step(pool, bag, lambda: bag(input, offsets, weights), target)
     assert run.committed_batch == 1
     with torch.no_grad():
-        wanted = twin.weight - 0.1 * twin.weight.grad if twin.weight.grad is not None else twin.weight
+        wanted = (
+            twin.weight - 0.1 * twin.weight.grad if twin.weight.grad is not None else twin.weight
+        )
     np.testing.assert_allclose(pool.tables["t"].weight, wanted.numpy(), rtol=0, atol=1e-6)
 
 
@@ -104,7 +106,9 @@ def test_include_last_offset_equals_torch(bench, mode):
         assert bag(torch.zeros(0, dtype=torch.int64), torch.tensor([0])).shape == (0, DIM)
 
 
-@pytest.mark.parametrize(("ids", "places"), [*itertools.product([torch.int32, torch.int64], repeat=2)])
+@pytest.mark.parametrize(
+    ("ids", "places"), [*itertools.product([torch.int32, torch.int64], repeat=2)]
+)
 def test_all_integer_widths_give_the_same(bench, ids, places):
     """F10: int32 and int64 indices and offsets in all four combinations."""
     pool, bag = make(bench, mode="sum")
@@ -190,7 +194,12 @@ def test_weights_of_the_wrong_shape_or_type(bench):
     """A weight for another lookup would scale the wrong row."""
     _, bag = make(bench, mode="sum")
     ids, offsets = torch.arange(4), torch.tensor([0])
-    for wrong in (torch.ones(3), torch.ones(4, dtype=torch.float64), torch.ones(4, dtype=torch.int64), torch.ones(2, 2)):
+    for wrong in (
+        torch.ones(3),
+        torch.ones(4, dtype=torch.float64),
+        torch.ones(4, dtype=torch.int64),
+        torch.ones(2, 2),
+    ):
         with pytest.raises(ValueError, match="per_sample_weights"):
             bag(ids, offsets, wrong)
 
@@ -244,7 +253,9 @@ def test_frozen_rows_do_not_change(bench):
 @pytest.mark.parametrize("dim", [1, 3, 7, 16, 1024])
 def test_any_dimension(bench, dim):
     """C9: dimension 1 (wide models), odd ones and large ones."""
-    pool, bag = make(bench, dim=dim, rows=5, mode="sum", optimizer=tcxl.optim.RowWiseAdagrad(lr=0.1))
+    pool, bag = make(
+        bench, dim=dim, rows=5, mode="sum", optimizer=tcxl.optim.RowWiseAdagrad(lr=0.1)
+    )
     twin = dense_twin(pool, bag)
     ids, offsets = torch.tensor([0, 4, 4, 2]), torch.tensor([0, 3])
     torch.testing.assert_close(bag(ids, offsets), twin(ids, offsets), rtol=0, atol=1e-6)
@@ -256,7 +267,12 @@ def test_any_dimension(bench, dim):
 def test_one_row(bench):
     """A table of one row is a table."""
     pool, bag = make(bench, rows=1, mode="mean")
-    train_step(pool, bag, lambda: bag(torch.zeros(4, dtype=torch.int64), torch.tensor([0, 2])), torch.ones(2, DIM))
+    train_step(
+        pool,
+        bag,
+        lambda: bag(torch.zeros(4, dtype=torch.int64), torch.tensor([0, 2])),
+        torch.ones(2, DIM),
+    )
     assert pool.committed_batch == 1
 
 

@@ -26,14 +26,23 @@ MB = 1 << 20
 
 def spec(name="t", rows=100, dim=8, optimizer="rowwise-adagrad", scale=0.1, seed=0):
     return TableSpec(
-        name=name, num_embeddings=rows, embedding_dim=dim, optimizer=optimizer, init_scale=scale, init_seed=seed
+        name=name,
+        num_embeddings=rows,
+        embedding_dim=dim,
+        optimizer=optimizer,
+        init_scale=scale,
+        init_seed=seed,
     )
 
 
 def commit_batches(pool, count, ids=(0, 3, 3, 1)):
     """A run of its own that changes some rows `count` times."""
-    config = tcxl.EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"])
-    bags = tcxl.EmbeddingBagCollection(pool, tables=[config], optimizer=tcxl.optim.RowWiseAdagrad(lr=0.1))
+    config = tcxl.EmbeddingBagConfig(
+        name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"]
+    )
+    bags = tcxl.EmbeddingBagCollection(
+        pool, tables=[config], optimizer=tcxl.optim.RowWiseAdagrad(lr=0.1)
+    )
     run = tcxl.FaultTolerantRun(pool, bags, dense_every=1)
     for i in range(count):
         run.step(bags(torch.tensor(ids).reshape(-1, 1) + i % 5).sum())
@@ -50,7 +59,9 @@ def test_initial_weights_are_a_function_of_seed_table_and_row(bench):
         pool.create_tables(specs)
         first = {name: table.weight.copy() for name, table in pool.tables.items()}
         assert all(not table.state.any() for table in pool.tables.values())
-    with bench.open(bench.folder / "other.pool") as pool:  # other order, other size, other process layout
+    with bench.open(
+        bench.folder / "other.pool"
+    ) as pool:  # other order, other size, other process layout
         pool.create_tables([spec("c", rows=2000, seed=1), *specs[:2][::-1]])
         for name, weight in first.items():
             assert np.array_equal(pool.tables[name].weight[:1000], weight)
@@ -69,7 +80,9 @@ def test_large_tables_are_initialised_alike_in_slices(bench, monkeypatch):
         whole = pool.tables["a"].weight.copy(), pool.tables["b"].weight.copy()
     monkeypatch.setattr("trainingcxl.pool._INIT_BYTES", 4096)
     seen = []
-    with bench.open(bench.folder / "sliced.pool", progress=lambda *event: seen.append(event)) as pool:
+    with bench.open(
+        bench.folder / "sliced.pool", progress=lambda *event: seen.append(event)
+    ) as pool:
         pool.create_tables([spec("a", rows=3000), spec("b", rows=50)])
         assert np.array_equal(pool.tables["a"].weight, whole[0])
         assert np.array_equal(pool.tables["b"].weight, whole[1])
@@ -170,7 +183,9 @@ def test_table_names_with_any_text(bench):
 def small_disk(folder: Path, megabytes: int):
     """A file system with that much room: a tmpfs where we may mount one, else a limit on the size of files."""
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "none", str(folder)],
+        capture_output=True,
+        check=False,
     )
     if mounted.returncode == 0:
         try:
@@ -201,7 +216,9 @@ def all_bytes(folder: Path) -> int:
 
 
 @pytest.mark.parametrize("limit", ["disk", "file size"])
-@pytest.mark.parametrize("tables", [[spec("a", rows=600_000)], [spec("a"), spec("b", rows=600_000)]])
+@pytest.mark.parametrize(
+    "tables", [[spec("a", rows=600_000)], [spec("a"), spec("b", rows=600_000)]]
+)
 def test_no_room_for_the_tables(tmp_path, limit, tables):
     """D6, D10: 20 MB asked for where 10 are: path, needed and free bytes are named, and nothing is left behind."""
     with small_disk(tmp_path, 10) if limit == "disk" else limited_files(10 * MB):
@@ -234,7 +251,9 @@ def test_no_room_for_the_pool_at_all(tmp_path, limit, exists):
         assert str(path) in text
         assert "needs" in text
         assert "free" in text
-        assert [file.name for file in path.iterdir()] == ["notes.txt"] if exists else not path.exists()
+        assert (
+            [file.name for file in path.iterdir()] == ["notes.txt"] if exists else not path.exists()
+        )
 
 
 def test_disk_full_while_training(tmp_path):
@@ -273,8 +292,12 @@ def test_last_row_of_a_table_beyond_32_bits(bench):
     key = pool.core.add_table(name="big", rows=rows, dim=dim, optimizer=2, seed=0, key=0, scale=0.0)
     pool.core.commit_tables()
     ids = torch.tensor([[rows - 1], [0], [rows - 10], [rows - 1], [9]])
-    config = tcxl.EmbeddingBagConfig(name="big", num_embeddings=rows, embedding_dim=dim, feature_names=["f"])
-    bags = tcxl.EmbeddingBagCollection(pool, tables=[config], optimizer=tcxl.optim.RowWiseAdagrad(lr=0.5, eps=0.0))
+    config = tcxl.EmbeddingBagConfig(
+        name="big", num_embeddings=rows, embedding_dim=dim, feature_names=["f"]
+    )
+    bags = tcxl.EmbeddingBagCollection(
+        pool, tables=[config], optimizer=tcxl.optim.RowWiseAdagrad(lr=0.5, eps=0.0)
+    )
     run = tcxl.FaultTolerantRun(pool, bags)
     for _ in range(2):
         run.step(bags(ids).sum())
@@ -290,7 +313,9 @@ def test_last_row_of_a_table_beyond_32_bits(bench):
     with torch.no_grad():
         np.testing.assert_allclose(bags(ids)[0].numpy(), twice, rtol=1e-6)
     assert (pool.path / "data").stat().st_blocks * 512 < 64 * MB
-    with bench.open(crash_image(bench, pool), resume="latest") as again:  # rolled back and forth beyond 2^32 bytes
+    with bench.open(
+        crash_image(bench, pool), resume="latest"
+    ) as again:  # rolled back and forth beyond 2^32 bytes
         assert np.array_equal(again.tables["big"].weight[rows - 1], table.weight[rows - 1])
 
 
@@ -338,7 +363,9 @@ def test_read_only_pool_looks_up_as_the_trainer_does(bench):
             expected = run.model(ids)
     image = bench.image()
     with bench.open(read_only=True) as pool:
-        config = tcxl.EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"])
+        config = tcxl.EmbeddingBagConfig(
+            name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"]
+        )
         bags = tcxl.EmbeddingBagCollection(pool, tables=[config], optimizer=None)
         with torch.no_grad():
             assert torch.equal(bags(ids), expected)
@@ -353,8 +380,12 @@ def test_read_only_pool_refuses_changes(bench):
         commit_batches(pool, 2)
     image = bench.image()
     pool = bench.open(read_only=True)
-    config = tcxl.EmbeddingBagConfig(name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"])
-    bags = tcxl.EmbeddingBagCollection(pool, tables=[config], optimizer=tcxl.optim.RowWiseAdagrad(lr=0.1))
+    config = tcxl.EmbeddingBagConfig(
+        name="t", num_embeddings=100, embedding_dim=8, feature_names=["f"]
+    )
+    bags = tcxl.EmbeddingBagCollection(
+        pool, tables=[config], optimizer=tcxl.optim.RowWiseAdagrad(lr=0.1)
+    )
     run = tcxl.FaultTolerantRun(pool, bags)
     with pytest.raises(PoolError, match="read only"):
         run.step(bags(torch.tensor([[1]])).sum())
@@ -511,7 +542,8 @@ def test_nothing_leaks(bench):
 
 def test_failed_opens_leave_nothing(bench):
     """300 refused opens: no descriptor stays, and a child process keeps its own descriptors."""
-    bench.open().close()
+    with bench.open() as pool:
+        commit_batches(pool, 1)
     with (bench.path / "log").open("r+b") as log:
         log.write(bytes(8192))  # both superblocks
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -553,7 +585,8 @@ def test_reopen_inside_the_handler_of_a_failed_open(bench):
 def damage_newest_generations(log):
     """Flips a byte in the body of both dense areas, which the newest geometry names."""
     newest = max(
-        (int.from_bytes(head[8:16], "little"), head) for head in (read_at(log, MB, 128), read_at(log, 2 * MB, 128))
+        (int.from_bytes(head[8:16], "little"), head)
+        for head in (read_at(log, MB, 128), read_at(log, 2 * MB, 128))
     )[1]
     for area in (0, 1):
         offset = int.from_bytes(newest[64 + 8 * area : 72 + 8 * area], "little")
@@ -621,7 +654,10 @@ def test_inspect_while_training(bench):
         "print(last)\n"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", script, str(bench.path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", script, str(bench.path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     batch = torch.tensor([[1], [2]])
     while child.poll() is None:
