@@ -80,7 +80,7 @@ torture: set-up ## kill a small training on this disk for a minute; ARGS='--minu
 
 .PHONY: reproduce
 reproduce: ## the paper's evaluation from the simulator; needs neither torch nor a compiler
-	@bash tools/sim_env.sh reproduce $(ARGS)
+	@bash tools/sim_env.sh reproduce --out build/reproduce $(ARGS)
 
 .PHONY: clean
 clean: ## remove what was built; keeps .venv

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks in about a second that this machine can build TrainingCXL, and prints the Python to use.
 # Takes PYTHON and CXX from the environment; says on standard error which packages to install.
+# With --python-only a compiler, headers and disk are not asked for.
 set -euo pipefail
 
 readonly disk_gb_min=3
@@ -42,7 +43,7 @@ make PYTHON=/path/to/python3.12 ...)" \
   python=${found[1]}
   [ "${found[2]}" = True ] ||
     need "modules venv and ensurepip of $python" "python$version-venv" python3 python
-  [ "${found[3]}" = True ] ||
+  [ "${found[3]}" = True ] || $python_only ||
     need "Python.h, the headers of $python" "python$version-dev" python3-devel python
 }
 
@@ -88,10 +89,14 @@ install_line() {
 }
 
 python=
+python_only=false
+[ "${1:-}" != --python-only ] || python_only=true
 [ "$(uname -s)" = Linux ] || need "Linux: this is $(uname -s)" "" "" ""
 check_python
-check_compiler
-check_disk
+if ! $python_only; then
+  check_compiler
+  check_disk
+fi
 if [ "${#missing[@]}" -gt 0 ]; then
   {
     echo "TrainingCXL cannot be set up on this machine. Missing:"
