@@ -7,6 +7,7 @@
 // run on lesser CPUs.
 #pragma once
 
+#include "kernels_body_grad.h"
 #include "kernels_body_log.h"
 #include "kernels_body_lookup.h"
 #include "kernels_body_sort.h"

@@ -10,6 +10,7 @@ namespace {
 // Prefetch distance in lookups, across the borders of bags; measured with
 // benchmarks/native/kernels_bench.cc.
 constexpr int64_t kLookupAhead = 32;
+constexpr int64_t kOutAhead = 8;  // bags: pooled output is seldom in cache when it is stored
 
 struct Gather {
   const float* weight;  // first column of the block in row 0
@@ -56,6 +57,8 @@ void lookup_columns(const Gather& in, const FeatureBags& bags, int64_t bag_begin
   for (int64_t b = bag_begin; b < bag_end; ++b) {
     const int64_t begin = bags.offsets[b], end = bags.offsets[b + 1];
     const int64_t length = end - begin;
+    prefetch_far(out + (b + kOutAhead < bag_end ? b + kOutAhead : b) * out_stride,
+                 S::groups * kLine);
     typename S::RowType sum =
         gather_chunk<S, kWeighted>(in, begin, length > kSumChunk ? begin + kSumChunk : end, tail);
     if (length > kSumChunk) {

@@ -1,7 +1,8 @@
-// Gradient reduce + row update. Part of kernels_body.h.
+// Row update from summed gradients, and the hand-off to the next undo log. Part of kernels_body.h.
 #pragma once
 
 #include "crash_point.h"
+#include "kernels_body_grad.h"
 #include "kernels_body_log.h"
 #include "kernels_internal.h"
 #include "kernels_vec.h"
@@ -9,181 +10,37 @@
 namespace tcxl {
 namespace {
 
-using internal::RowLookups;
-
-// Prefetch distances, in distinct rows and in lookups; measured with
-// benchmarks/native/kernels_bench.cc.
-constexpr uint64_t kRowAhead = 24;
-constexpr uint64_t kGradAhead = 16;
-
-// Summed gradients of a block of rows, each padded to whole groups, kept in cache for the update
-// that follows.
-constexpr uint64_t kBlockRows = 64;
-constexpr uint64_t kBlockFloats = 2048;
-
-struct GradBlock {
-  alignas(kLine) float sum[kBlockFloats];
+// A block of rows and their gradients. A kernel sees the columns of one shape at a time.
+struct Block {
+  const uint64_t* rows;
+  uint64_t count;
+  float* grad;
+  uint64_t grad_stride;
 };
 
-TCXL_INLINE uint64_t padded_dim(int64_t dim) {
-  return (static_cast<uint64_t>(dim) + kGroup - 1) / kGroup * kGroup;
-}
-
-TCXL_INLINE uint64_t rows_per_block(int64_t dim) {
-  const uint64_t rows = kBlockFloats / padded_dim(dim);
-  return rows < kBlockRows ? rows : kBlockRows;
-}
-
-template <bool kWide>
-TCXL_INLINE uint64_t grad_offset(const RowLookups& lookups, uint64_t i) {
-  if constexpr (kWide) return lookups.wide[i].grad_offset;
-  return lookups.packed[i] & 0xffffffffu;
-}
-
-template <typename S, bool kWide>
-TCXL_INLINE typename S::RowType sum_grad_chunk(const RowLookups& lookups, const float* grad,
-                                               uint64_t begin, uint64_t end, const Tail& tail) {
-  typename S::RowType sum;
-  zero(sum);
-  const uint64_t last = lookups.num_lookups - 1;
-  for (uint64_t i = begin; i < end; ++i) {
-    const uint64_t ahead = i + kGradAhead < last ? i + kGradAhead : last;
-    prefetch_near(grad + grad_offset<kWide>(lookups, ahead), S::groups * kLine);
-    const float* row = grad + grad_offset<kWide>(lookups, i);
-    if constexpr (kWide) {
-      add_scaled(sum, row, splat(lookups.wide[i].coefficient), tail);
-    } else {
-      add(sum, row, tail);
-    }
-  }
-  return sum;
-}
-
-template <typename S, bool kWide>
-TCXL_NOINLINE void sum_more_grad_chunks(const RowLookups& lookups, const float* grad,
-                                        uint64_t begin, uint64_t end, const Tail& tail,
-                                        typename S::RowType* sum) {
-  constexpr uint64_t kChunk = kSumChunk;
-  typename S::RowType total = *sum;
-  for (uint64_t i = begin; i < end; i += kChunk) {
-    add_row(total,
-            sum_grad_chunk<S, kWide>(lookups, grad, i, i + kChunk < end ? i + kChunk : end, tail));
-  }
-  *sum = total;
-}
-
-// What the update of a block will touch, prefetched while gradients are summed. Null pointers:
-// nothing.
-struct Ahead {
-  const float* weight = nullptr;
-  const float* state = nullptr;
-  int64_t dim = 0, state_dim = 0;
-};
-
-template <typename S, bool kWide>
-TCXL_INLINE void sum_grads(const RowLookups& lookups, const float* grad, int64_t columns,
-                           uint64_t row_begin, uint64_t row_end, float scale, const Ahead& next,
-                           float* out, uint64_t out_stride) {
-  constexpr uint64_t kChunk = kSumChunk;
-  const Tail tail(columns);
-  const Vec factor = splat(scale);
-  for (uint64_t r = row_begin; r < row_end; ++r, out += out_stride) {
-    if (next.weight != nullptr) {
-      const uint64_t ahead =
-          r + kRowAhead < lookups.num_rows ? r + kRowAhead : lookups.num_rows - 1;
-      const uint64_t row = lookups.rows[ahead];
-      prefetch_far(next.weight + row * static_cast<uint64_t>(next.dim), next.dim * 4);
-      prefetch_far(next.state + row * static_cast<uint64_t>(next.state_dim), next.state_dim * 4);
-    }
-    const uint64_t begin = lookups.begin[r], end = lookups.begin[r + 1];
-    typename S::RowType sum = sum_grad_chunk<S, kWide>(
-        lookups, grad, begin, end - begin > kChunk ? begin + kChunk : end, tail);
-    if (end - begin > kChunk) {
-      typename S::RowType total = sum;
-      sum_more_grad_chunks<S, kWide>(lookups, grad, begin + kChunk, end, tail, &total);
-      sum = total;
-    }
-    store_padded(sum, out, factor);
+// w -= step * g over the vectors of a row.
+template <int N, bool kTail>
+TCXL_INLINE void subtract_scaled(const Row<N, kTail>*, float* w, const float* g, Vec step,
+                                 const Tail& tail) {
+  store_one<N, kTail>(w, load_one<N, kTail>(w, tail) - step * load_vec(g), tail);
+  if constexpr (N > 1) {
+    subtract_scaled(static_cast<const Row<N - 1, kTail>*>(nullptr), w + kLanes, g + kLanes, step,
+                    tail);
   }
 }
 
-// Sums the gradients of rows [row_begin, row_end), at most rows_per_block, into `block`.
-TCXL_NOINLINE void sum_grad_block(const RowLookups& lookups, const float* grad, int64_t dim,
-                                  uint64_t row_begin, uint64_t row_end, float scale, Ahead next,
-                                  GradBlock* block) {
-  for (int64_t column = 0; column < dim; column += kGroupsMax * kGroup) {
-    const int64_t left = dim - column;
-    const int64_t columns = left < kGroupsMax * kGroup ? left : kGroupsMax * kGroup;
-    float* out = block->sum + column;
-    with_shape(columns, [&](auto shape) {
-      using S = decltype(shape);
-      if (lookups.wide == nullptr) {
-        sum_grads<S, false>(lookups, grad + column, columns, row_begin, row_end, scale, next, out,
-                            padded_dim(dim));
-      } else {
-        sum_grads<S, true>(lookups, grad + column, columns, row_begin, row_end, scale, next, out,
-                           padded_dim(dim));
-      }
-    });
-    next = Ahead{};
-  }
-}
-
-void row_grad_norm_sq_kernel(const RowLookups& lookups, const float* grad, int64_t dim,
-                             uint64_t row_begin, uint64_t row_end, double* row_norm_sq) {
-  GradBlock block;
-  const uint64_t stride = padded_dim(dim);
-  for (uint64_t r = row_begin; r < row_end; r += rows_per_block(dim)) {
-    const uint64_t end = r + rows_per_block(dim) < row_end ? r + rows_per_block(dim) : row_end;
-    sum_grad_block(lookups, grad, dim, r, end, 1.0f, Ahead{}, &block);
-    for (uint64_t i = r; i < end; ++i) {
-      double lanes[kGroup] = {};
-      const float* g = block.sum + (i - r) * stride;
-      for (uint64_t k = 0; k < stride; k += kGroup) {
-        for (uint64_t j = 0; j < kGroup; ++j)
-          lanes[j] += static_cast<double>(g[k + j]) * static_cast<double>(g[k + j]);
-      }
-      for (int step = kGroup / 2; step > 0; step /= 2) {
-        for (int j = 0; j < step; ++j) lanes[j] += lanes[j + step];
-      }
-      row_norm_sq[i - row_begin] = lanes[0];
-    }
-  }
-}
-
-// Row update rules over columns [0, dim) of one row; g is padded to whole groups.
-struct SgdRule {
-  Vec learning_rate;
-  TCXL_INLINE Vec operator()(Vec w, Vec g) const { return w - learning_rate * g; }
-};
-
-template <typename Rule>
-TCXL_INLINE void update_row(float* w, const float* g, int64_t dim, const Tail& tail,
-                            const Rule& rule) {
-  int64_t k = 0;
-  for (; k + kLanes <= dim; k += kLanes) store_vec(w + k, rule(load_vec(w + k), load_vec(g + k)));
-  if (k < dim) {
-    const int at = static_cast<int>(k % kGroup);
-    tail.store(w + k, rule(tail.load(w + k, at), load_vec(g + k)), at);
-  }
-}
-
-TCXL_INLINE void update_row_adagrad(float* w, float* s, const float* g, int64_t dim,
-                                    const Tail& tail, Vec learning_rate, Vec eps) {
-  int64_t k = 0;
-  for (; k + kLanes <= dim; k += kLanes) {
-    const Vec grad = load_vec(g + k);
-    const Vec state = load_vec(s + k) + grad * grad;
-    store_vec(s + k, state);
-    store_vec(w + k, load_vec(w + k) - learning_rate * grad / (square_root(state) + eps));
-  }
-  if (k < dim) {
-    const int at = static_cast<int>(k % kGroup);
-    const Vec grad = load_vec(g + k);
-    const Vec state = tail.load(s + k, at) + grad * grad;
-    tail.store(s + k, state, at);
-    const Vec step = learning_rate * grad / (square_root(state) + eps);
-    tail.store(w + k, tail.load(w + k, at) - step, at);
+// torch.optim.Adagrad over the vectors of a row.
+template <int N, bool kTail>
+TCXL_INLINE void adagrad(const Row<N, kTail>*, float* w, float* s, const float* g,
+                         Vec learning_rate, Vec eps, const Tail& tail) {
+  const Vec grad = load_vec(g);
+  const Vec state = load_one<N, kTail>(s, tail) + grad * grad;
+  store_one<N, kTail>(s, state, tail);
+  const Vec step = learning_rate * grad / (square_root(state) + eps);
+  store_one<N, kTail>(w, load_one<N, kTail>(w, tail) - step, tail);
+  if constexpr (N > 1) {
+    adagrad(static_cast<const Row<N - 1, kTail>*>(nullptr), w + kLanes, s + kLanes, g + kLanes,
+            learning_rate, eps, tail);
   }
 }
 
@@ -195,69 +52,90 @@ TCXL_INLINE float mean_square(const float* g, int64_t dim) {
   return sum_lanes(lanes) / static_cast<float>(dim);
 }
 
-struct Block {
-  const uint64_t* rows;
-  uint64_t count;
-  const float* grad;
-  uint64_t grad_stride;
-};
-
-TCXL_INLINE void apply_sgd(const UpdateJob& job, const Block& block) {
-  const int64_t dim = job.table.dim;
-  const Tail tail(dim);
-  const SgdRule rule{splat(job.learning_rate)};
+// Adds to the state of each row and gives the step by which its gradient is multiplied. The
+// divisions and square roots of a whole block run side by side, off the dependency chain of each
+// row.
+TCXL_INLINE void row_wise_steps(const UpdateJob& job, const Block& block, float* step) {
+  for (uint64_t i = 0; i < kBlockRows; ++i) step[i] = 0;
   for (uint64_t i = 0; i < block.count; ++i) {
-    float* w = job.table.weight + block.rows[i] * static_cast<uint64_t>(dim);
-    update_row(w, block.grad + i * block.grad_stride, dim, tail, rule);
-  }
-}
-
-TCXL_INLINE void apply_adagrad(const UpdateJob& job, const Block& block) {
-  const int64_t dim = job.table.dim;
-  const Tail tail(dim);
-  const Vec learning_rate = splat(job.learning_rate), eps = splat(job.eps);
-  for (uint64_t i = 0; i < block.count; ++i) {
-    const uint64_t first = block.rows[i] * static_cast<uint64_t>(dim);
-    const float* g = block.grad + i * block.grad_stride;
-    update_row_adagrad(job.table.weight + first, job.table.state + first, g, dim, tail,
-                       learning_rate, eps);
-  }
-}
-
-// The divisions and square roots of a whole block run side by side, off the dependency chain of
-// each row.
-TCXL_INLINE void apply_row_wise_adagrad(const UpdateJob& job, const Block& block) {
-  const int64_t dim = job.table.dim;
-  const Tail tail(dim);
-  alignas(kLine) float state[kBlockRows];
-  for (uint64_t i = 0; i < kBlockRows; ++i) state[i] = 0;
-  for (uint64_t i = 0; i < block.count; ++i) {
-    float* s = job.table.state + block.rows[i];
-    state[i] = *s + mean_square(block.grad + i * block.grad_stride, dim);
-    *s = state[i];
+    float* state = job.table.state + block.rows[i];
+    step[i] = *state + mean_square(block.grad + i * block.grad_stride, job.table.dim);
+    *state = step[i];
   }
   for (uint64_t i = 0; i < block.count; i += kLanes) {
-    const Vec divisor = square_root(load_vec(state + i)) + splat(job.eps);
-    store_vec(state + i, splat(job.learning_rate) / divisor);
-  }
-  for (uint64_t i = 0; i < block.count; ++i) {
-    float* w = job.table.weight + block.rows[i] * static_cast<uint64_t>(dim);
-    update_row(w, block.grad + i * block.grad_stride, dim, tail, SgdRule{splat(state[i])});
+    const Vec divisor = square_root(load_vec(step + i)) + splat(job.eps);
+    store_vec(step + i, splat(job.learning_rate) / divisor);
   }
 }
 
+template <typename S>
+TCXL_NOINLINE void apply_columns(const UpdateJob& job, const Block& block, int64_t column,
+                                 int64_t columns, const float* step) {
+  constexpr const typename S::RowType* kShape = nullptr;
+  const Tail tail(columns);
+  const auto dim = static_cast<uint64_t>(job.table.dim);
+  const Vec learning_rate = splat(job.learning_rate), eps = splat(job.eps);
+  float* weight = job.table.weight + column;
+  const float* grad = block.grad + column;
+  if (job.table.optimizer == OptimizerKind::kSgd) {
+    for (uint64_t i = 0; i < block.count; ++i) {
+      subtract_scaled(kShape, weight + block.rows[i] * dim, grad + i * block.grad_stride,
+                      learning_rate, tail);
+    }
+  } else if (job.table.optimizer == OptimizerKind::kAdagrad) {
+    float* state = job.table.state + column;
+    for (uint64_t i = 0; i < block.count; ++i) {
+      const uint64_t first = block.rows[i] * dim;
+      adagrad(kShape, weight + first, state + first, grad + i * block.grad_stride, learning_rate,
+              eps, tail);
+    }
+  } else {
+    for (uint64_t i = 0; i < block.count; ++i) {
+      subtract_scaled(kShape, weight + block.rows[i] * dim, grad + i * block.grad_stride,
+                      splat(step[i]), tail);
+    }
+  }
+}
+
+TCXL_INLINE void apply_block(const UpdateJob& job, const Block& block) {
+  const int64_t dim = job.table.dim;
+  alignas(kLine) float step[kBlockRows];
+  const uint64_t floats = block.count * block.grad_stride;
+  if (job.grad_scale != 1.0f) {
+    for (uint64_t k = 0; k < floats; ++k) block.grad[k] *= job.grad_scale;
+  }
+  if (job.table.optimizer == OptimizerKind::kRowWiseAdagrad) row_wise_steps(job, block, step);
+  for (int64_t column = 0; column < dim; column += kGroupsMax * kGroup) {
+    const int64_t columns = dim - column < kGroupsMax * kGroup ? dim - column : kGroupsMax * kGroup;
+    with_shape(columns, [&](auto shape) {
+      apply_columns<decltype(shape)>(job, block, column, columns, step);
+    });
+  }
+}
+
+// Rows that wait to be copied to the next log: few rows of a block may repeat, and checksums want a
+// full group.
+struct HandOff {
+  uint64_t row[kBlockRows + kGroupRows];
+  uint32_t record[kBlockRows + kGroupRows];
+  uint64_t count = 0;
+};
+
 TCXL_INLINE void hand_off_block(const UpdateJob& job, const uint64_t* rows,
-                                const uint32_t* next_record, uint64_t count) {
-  uint64_t source[kBlockRows];
-  uint32_t record[kBlockRows];
-  uint64_t n = 0;
+                                const uint32_t* next_record, uint64_t count, HandOff& waiting) {
   for (uint64_t i = 0; i < count;
        ++i) {  // no branch on the record: which rows repeat is hard to predict
-    source[n] = rows[i];
-    record[n] = next_record[i];
-    n += next_record[i] != kNoRecord;
+    waiting.row[waiting.count] = rows[i];
+    waiting.record[waiting.count] = next_record[i];
+    waiting.count += next_record[i] != kNoRecord;
   }
-  write_records(job.table, source, record, n, job.next_log, job.flush);
+  const uint64_t whole = waiting.count / kGroupRows * kGroupRows;
+  write_records(job.table, waiting.row, waiting.record, whole, job.next_log, job.flush);
+  for (uint64_t i = whole; i < waiting.count; ++i) {
+    waiting.row[i - whole] = waiting.row[i];
+    waiting.record[i - whole] = waiting.record[i];
+  }
+  waiting.count -= whole;
 }
 
 TCXL_NOINLINE void flush_block(const UpdateJob& job, const Block& block) {
@@ -273,30 +151,23 @@ TCXL_NOINLINE void flush_block(const UpdateJob& job, const Block& block) {
 void update_rows_kernel(const UpdateJob& job, const RowLookups& lookups, uint64_t row_begin,
                         uint64_t row_end) {
   GradBlock sums;
+  HandOff waiting;
   const TableView& table = job.table;
-  const Ahead next{table.weight, table.state, table.dim, state_dim(table.optimizer, table.dim)};
+  const Ahead ahead{table.weight, table.state, table.dim, state_dim(table.optimizer, table.dim)};
   const uint64_t step = rows_per_block(table.dim);
   for (uint64_t r = row_begin; r < row_end; r += step) {
     const uint64_t end = r + step < row_end ? r + step : row_end;
-    sum_grad_block(lookups, job.grad, table.dim, r, end, job.grad_scale, next, &sums);
+    sum_grad_block(lookups, job.grad, table.dim, r, end, ahead, &sums);
     const Block block{lookups.rows + r, end - r, sums.sum, padded_dim(table.dim)};
-    switch (table.optimizer) {
-      case OptimizerKind::kSgd:
-        apply_sgd(job, block);
-        break;
-      case OptimizerKind::kAdagrad:
-        apply_adagrad(job, block);
-        break;
-      case OptimizerKind::kRowWiseAdagrad:
-        apply_row_wise_adagrad(job, block);
-        break;
-    }
+    apply_block(job, block);
     crash_point("update: rows");
-    if (job.next_record != nullptr)
-      hand_off_block(job, block.rows, job.next_record + r, block.count);
+    if (job.next_record != nullptr) {
+      hand_off_block(job, block.rows, job.next_record + r, block.count, waiting);
+    }
     crash_point("update: handed over");
     if (job.flush != nullptr) flush_block(job, block);
   }
+  write_records(table, waiting.row, waiting.record, waiting.count, job.next_log, job.flush);
 }
 
 }  // namespace

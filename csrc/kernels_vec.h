@@ -35,6 +35,8 @@ constexpr bool kHasStreaming = false;
 typedef float Vec __attribute__((vector_size(4 * TCXL_LANES), may_alias));
 typedef float UnalignedVec __attribute__((vector_size(4 * TCXL_LANES), aligned(4), may_alias));
 
+typedef int32_t BitsVec __attribute__((vector_size(4 * TCXL_LANES)));
+
 TCXL_INLINE Vec splat(float x) { return Vec{} + x; }
 TCXL_INLINE Vec load_vec(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
 TCXL_INLINE void store_vec(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
@@ -168,20 +170,30 @@ TCXL_INLINE void divide(Row<N, kTail>& row, Vec divisor) {
 }
 
 template <int N, bool kTail>
+TCXL_INLINE void store_one(float* p, Vec v, const Tail& tail) {
+  if constexpr (in_tail<N, kTail>) return tail.store(p, v, tail_at<N>);
+  store_vec(p, v);
+}
+
+template <int N, bool kTail>
 TCXL_INLINE void store(const Row<N, kTail>& row, float* p, const Tail& tail) {
-  if constexpr (in_tail<N, kTail>) {
-    tail.store(p, row.first, tail_at<N>);
-  } else {
-    store_vec(p, row.first);
-  }
+  store_one<N, kTail>(p, row.first, tail);
   if constexpr (N > 1) store(row.rest, p + kLanes, tail);
 }
 
 // Stores whole vectors, the absent lanes of the tail as zeros: p has room for whole groups.
 template <int N, bool kTail>
-TCXL_INLINE void store_padded(const Row<N, kTail>& row, float* p, Vec factor) {
-  store_vec(p, row.first * factor);
-  if constexpr (N > 1) store_padded(row.rest, p + kLanes, factor);
+TCXL_INLINE void store_whole(const Row<N, kTail>& row, float* p) {
+  store_vec(p, row.first);
+  if constexpr (N > 1) store_whole(row.rest, p + kLanes);
+}
+
+// Zeros the row unless `keeps`, without a branch.
+template <int N, bool kTail>
+TCXL_INLINE void keep_if(Row<N, kTail>& row, bool keeps) {
+  row.first =
+      reinterpret_cast<Vec>(reinterpret_cast<BitsVec>(row.first) & (BitsVec{} - int32_t{keeps}));
+  if constexpr (N > 1) keep_if(row.rest, keeps);
 }
 
 // Sixteen virtual lanes and their sum by the fixed tree: lane[i] += lane[i + 8], + 4, + 2, + 1.

@@ -170,17 +170,49 @@ void TableLookups::build(const FeatureBags* features, size_t num_features, int64
   }
 }
 
+// Two ascending lists are walked like in a merge, without branches. Each step waits for the loads
+// of the one before, so four pieces of `a` are walked side by side, each against the piece of `b`
+// that may hold its rows.
 void match_rows(const std::vector<uint64_t>& a, const std::vector<uint64_t>& b,
                 std::vector<uint32_t>& index_in_b) {
-  index_in_b.resize(a.size());
-  uint64_t i = 0, j = 0;
-  while (i < a.size() && j < b.size()) {
-    const uint64_t row_a = a[i], row_b = b[j];
-    index_in_b[i] = row_a == row_b ? static_cast<uint32_t>(j) : kNoRecord;
-    i += row_a <= row_b;
-    j += row_b <= row_a;
+  constexpr size_t kWalks = 4;
+  struct Walk {
+    uint64_t i, j, end_i, end_j;
+  };
+  index_in_b.assign(a.size(), kNoRecord);
+  Walk walks[kWalks];
+  for (size_t k = 0; k < kWalks; ++k) {
+    const uint64_t first = a.size() * k / kWalks, end = a.size() * (k + 1) / kWalks;
+    const auto begin_b = first < end ? std::lower_bound(b.begin(), b.end(), a[first]) : b.end();
+    const auto end_b = first < end ? std::upper_bound(begin_b, b.end(), a[end - 1]) : b.end();
+    walks[k] = {first, static_cast<uint64_t>(begin_b - b.begin()), end,
+                static_cast<uint64_t>(end_b - b.begin())};
   }
-  for (; i < a.size(); ++i) index_in_b[i] = kNoRecord;
+  const auto step = [&](Walk& walk) {
+    const uint64_t row_a = a[walk.i], row_b = b[walk.j];
+    index_in_b[walk.i] = row_a == row_b ? static_cast<uint32_t>(walk.j) : kNoRecord;
+    walk.i += row_a <= row_b;
+    walk.j += row_b <= row_a;
+  };
+  const auto steps_left =
+      [](const Walk& walk) {  // at least so many can be taken without a look at the ends
+        return std::min(walk.end_i - walk.i, walk.end_j - walk.j);
+      };
+  Walk &w0 = walks[0], &w1 = walks[1], &w2 = walks[2], &w3 = walks[3];
+  while (true) {
+    const uint64_t safe = std::min(std::min(steps_left(w0), steps_left(w1)),
+                                   std::min(steps_left(w2), steps_left(w3)));
+    if (safe == 0) break;
+    for (uint64_t k = 0; k < safe; ++k) {
+      step(w0);
+      step(w1);
+      step(w2);
+      step(w3);
+    }
+  }
+  for (Walk& walk : walks) {
+    while (walk.i < walk.end_i && walk.j < walk.end_j) step(walk);
+  }
 }
 
 }  // namespace tcxl
