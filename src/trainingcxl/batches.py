@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from trainingcxl.rng import get_rng_state, set_rng_state
-from trainingcxl.state import encode_tree, decode_tree
+from trainingcxl.state import decode_tree, encode_tree
 
 __all__ = ["BatchFeed", "Fetched"]
 
@@ -40,8 +40,10 @@ class BatchFeed:
         loader: See the module's text.
         epoch: The epoch.
         consumed: Batches of this epoch that commits have already consumed.
-        loader_state: What was recorded with the last of them.
-        epoch_rng: Generators at the start of this epoch, for loaders that can only be skipped.
+        loader_state: What was recorded with the last of them, or at the end of the epoch before.
+        epoch_rng: Generators at the start of this epoch, for loaders that can only be skipped; of an epoch
+            that has not begun, the loader's own.
+        is_restored: The state is of another process: the loader does not stand where it says.
         announce: Hands a batch to the engine; returns the id of its step.
         lookahead: Batches fetched ahead of the one in use.
     """
@@ -54,6 +56,7 @@ class BatchFeed:
         consumed: int,
         loader_state: Any,
         epoch_rng: dict[str, Any] | None,
+        is_restored: bool,
         announce: Callable[[Any], int],
         lookahead: int,
     ) -> None:
@@ -68,17 +71,36 @@ class BatchFeed:
             loader.seek(epoch, consumed)
             self._iterator = iter(loader)
         elif consumed == 0:
-            self.epoch_rng = None if self._is_stateful else self._epoch_start()
-            self._iterator = iter(loader)
+            self._begin(loader, loader_state if is_restored else None, epoch_rng if is_restored else None)
         else:
             self._resume(loader, consumed, loader_state, epoch_rng)
 
-    def _epoch_start(self) -> dict[str, Any]:
-        state = get_rng_state()
-        generator = getattr(self._loader, "generator", None)
-        if isinstance(generator, torch.Generator):
-            state["loader"] = base64.b64encode(generator.get_state().numpy().tobytes()).decode()
-        return state
+    def _begin(self, loader: Any, loader_state: Any, epoch_rng: dict[str, Any] | None) -> None:
+        """Starts an epoch, in a new process from the state that the loader had at the end of the epoch before."""
+        if not self._is_stateful:
+            _set_generators(loader, epoch_rng)
+            self.epoch_rng = {**get_rng_state(), **_generator_states(loader)}
+            self._iterator = iter(loader)
+            return
+        now = get_rng_state()
+        if loader_state is not None:
+            loader.load_state_dict(decode_tree(loader_state, []))
+        self._iterator = iter(loader)
+        if loader_state is None:
+            return
+        self._fill(1)
+        if self._is_done:  # some loaders take this state for an epoch of which nothing is left
+            self._is_done = False
+            set_rng_state(now)
+            self._iterator = iter(loader)
+
+    def end_state(self) -> tuple[Any, dict[str, Any] | None]:
+        """Loader state and generators to begin the next epoch with, after this one is over."""
+        if hasattr(self._loader, "seek"):
+            return None, None
+        if self._is_stateful:
+            return self._loader_state(), None
+        return None, _generator_states(self._loader) or None
 
     def _resume(
         self, loader: Any, consumed: int, loader_state: Any, epoch_rng: dict[str, Any] | None
@@ -95,10 +117,7 @@ class BatchFeed:
             self.epoch_rng = epoch_rng
             if epoch_rng is not None:
                 set_rng_state(epoch_rng)
-                generator = getattr(loader, "generator", None)
-                if "loader" in epoch_rng and isinstance(generator, torch.Generator):
-                    raw = bytearray(base64.b64decode(epoch_rng["loader"]))
-                    generator.set_state(torch.frombuffer(raw, dtype=torch.uint8))
+                _set_generators(loader, epoch_rng)
             self._iterator = iter(loader)
             started = time.perf_counter()
             for _ in range(consumed):
@@ -119,8 +138,11 @@ class BatchFeed:
             except StopIteration:
                 self._is_done = True
                 return
-            state = encode_tree(self._loader.state_dict(), None, "the loader's state") if self._is_stateful else None  # type: ignore[attr-defined]
+            state = self._loader_state() if self._is_stateful else None
             self._ahead.append(Fetched(batch, self._announce(batch), state))
+
+    def _loader_state(self) -> Any:
+        return encode_tree(self._loader.state_dict(), None, "the loader's state")  # type: ignore[attr-defined]
 
     def __iter__(self) -> Iterator[Fetched]:
         while True:
@@ -128,3 +150,28 @@ class BatchFeed:
             if not self._ahead:
                 return
             yield self._ahead.popleft()
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """The generators of a torch DataLoader: its own, its sampler's, its batch sampler's."""
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    holders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    found: list[torch.Generator] = []
+    for holder in holders:
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator) and all(generator is not other for other in found):
+            found.append(generator)
+    return found
+
+
+def _generator_states(loader: Any) -> dict[str, Any]:
+    states = [
+        base64.b64encode(generator.get_state().numpy().tobytes()).decode() for generator in _generators(loader)
+    ]
+    return {"loader": states} if states else {}
+
+
+def _set_generators(loader: Any, epoch_rng: dict[str, Any] | None) -> None:
+    states = (epoch_rng or {}).get("loader", [])
+    for generator, state in zip(_generators(loader), states, strict=False):
+        generator.set_state(torch.frombuffer(bytearray(base64.b64decode(state)), dtype=torch.uint8))

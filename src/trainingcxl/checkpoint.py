@@ -4,6 +4,7 @@ Every commit makes the batch's rows and a resume record the new recovery point; 
 `dense_every` batches and written in the background (paper: relaxed batch-aware checkpoint).
 """
 
+import json
 import logging
 import math
 import time
@@ -58,6 +59,9 @@ class FaultTolerantRun:
         model: The model. Its parameters and buffers are the dense part; tables are in the pool.
         dense_optimizer: Optimizer of the dense part, or None.
         state: Further objects with state_dict()/load_state_dict(), by name: schedulers, scalers, counters.
+        every_batch: Like `state`, for learning-rate schedulers that count batches: every commit steps them after
+            the optimizers, so that they are part of its record. (One that the loop steps after `run.step` would
+            be a batch behind after a resume. Schedulers that count epochs belong in `state`.)
         settings: What must not change between runs (JSON data); compared on resume.
         remarks: What may change (JSON data): kept in `pool.resume_record["volatile"]["remarks"]`, never compared.
         dense_every: Capture the dense part every K batches; "auto" keeps its cost within 2 % of the step.
@@ -80,6 +84,7 @@ class FaultTolerantRun:
         dense_optimizer: torch.optim.Optimizer | None = None,
         *,
         state: Mapping[str, Any] | None = None,
+        every_batch: Mapping[str, Any] | None = None,
         settings: Mapping[str, Any] | None = None,
         remarks: Mapping[str, Any] | None = None,
         dense_every: int | str = "auto",
@@ -95,8 +100,11 @@ class FaultTolerantRun:
         self.batch = 0
         self.finished = False
         self.notices: list[str] = []
-        self._state = dict(state or {})
-        self._settings = dict(settings or {})
+        self._every_batch = dict(every_batch or {})
+        self._state = {**(state or {}), **self._every_batch}
+        self._recorded_state: dict[str, Any] = {}  # as the newest record has it
+        self._changed_late: set[str] = set()
+        self._settings = json.loads(json_bytes(dict(settings or {})))  # as it will be read back
         self._remarks = dict(remarks or {})
         self._is_auto = dense_every == "auto"
         self._dense_every = 1 if dense_every == "auto" else int(dense_every)
@@ -115,6 +123,12 @@ class FaultTolerantRun:
         self._last_commit_at: float | None = None
         self._captures = 0
         self._has_warned = False
+        self._is_restored = False  # no loader has been brought to the recorded place yet
+        self._next_epoch = Recorded()  # what the loader that was used last begins the next epoch with
+        if pool.transaction.has_run:
+            raise PoolError(
+                f"pool '{pool.path}' already has a run\n  do:    use that one, or close the pool and open it again"
+            )
         if dense_optimizer is not None:
             dense_optimizer.register_step_post_hook(self._mark_dense_ahead)
         self._core.set_dense_every(self._dense_every)
@@ -123,7 +137,10 @@ class FaultTolerantRun:
             pool.is_new = False
         else:
             self._restore()
+        pool.transaction.has_run = True
         pool.on_close(self.close)
+        if not pool.is_read_only:
+            pool.settle = self._write_generation
 
     # --- where the run stands -------------------------------------------------------------------------
 
@@ -187,10 +204,12 @@ class FaultTolerantRun:
             consumed=self.batch,
             loader_state=self._recorded.loader_state,
             epoch_rng=self._recorded.epoch_rng,
+            is_restored=self._is_restored,
             announce=self._announce,
             lookahead=self.pool.lookahead,
         )
         self._recorded.epoch_rng = feed.epoch_rng
+        self._is_restored = False
         self._last_commit_at = time.perf_counter()
         try:
             for fetched in feed:
@@ -198,6 +217,8 @@ class FaultTolerantRun:
                 self._through = fetched.step_id or self._through
                 self._pending_batches += 1
                 yield fetched.batch
+                self._check_late_changes()
+            self._next_epoch = Recorded(*feed.end_state())
         finally:
             self._current = None
             self._pending_batches = 0
@@ -241,7 +262,7 @@ class FaultTolerantRun:
         self.pool.transaction.clear()
         self._zero_grad()
         self._core.prepare([], self._through)
-        self._commit_prepared()
+        self._commit_prepared(is_skipped=True)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scales all gradients, of rows (summed per distinct row) and of the dense part, to a norm of at most max_norm.
@@ -272,7 +293,7 @@ class FaultTolerantRun:
 
     def close(self) -> None:
         """Writes the dense generation of the committed batch, so that resume has nothing to do again."""
-        if self._is_dense_ahead or self.pool.transaction.has_forward:
+        if self.pool.is_read_only or self._is_dense_ahead or self.pool.transaction.has_forward:
             return  # in the middle of a step the dense part is not that of the committed batch
         self._core.drop_announced()
         self._write_generation()
@@ -293,7 +314,7 @@ class FaultTolerantRun:
         except (IndexError, ValueError, TypeError, KeyError):
             return 0  # the lookup itself raises it, at the batch that has it
 
-    def _commit_prepared(self) -> None:
+    def _commit_prepared(self, *, is_skipped: bool = False) -> None:
         batch = self.batch + self._pending_batches
         before = self.batch, self._recorded.loader_state
         self.batch = batch
@@ -301,6 +322,8 @@ class FaultTolerantRun:
             self._recorded.loader_state = self._current.loader_state
         try:
             settings = self.pool.transaction.row_settings(self._table_names)
+            if not is_skipped:
+                self._step_schedulers()
             self._core.commit(settings, self._grad_scale, self._record_bytes())
         except BaseException:
             self.batch, self._recorded.loader_state = before
@@ -310,11 +333,28 @@ class FaultTolerantRun:
         self._is_dense_ahead = False
         self._warn_unless_announced()
         self.pool.transaction.clear()
-        for collection in self.pool.transaction.collections:
-            collection.optimizer.step()  # type: ignore[attr-defined]
         self._count_time()
         if self._core.is_dense_due():
             self._capture()
+
+    def _step_schedulers(self) -> None:
+        for collection in self.pool.transaction.collections:
+            collection.optimizer.step()  # type: ignore[attr-defined]
+        for scheduler in self._every_batch.values():
+            scheduler.step()
+
+    def _check_late_changes(self) -> None:
+        """Notices what the loop changed after its commit: a kill before the next one loses that."""
+        if self._pending_batches > 0:
+            return
+        for name, now in self._plain_state().items():
+            if name in self._changed_late or json_bytes(now) == json_bytes(self._recorded_state.get(name)):
+                continue
+            self._changed_late.add(name)
+            self._notice(
+                f"state '{name}' changed after the commit of batch {self.committed_batch}; resume from there would "
+                "not know: change it before run.step(), or pass a scheduler that counts batches as every_batch="
+            )
 
     def _warn_unless_announced(self) -> None:
         parts = self.pool.transaction.parts
@@ -369,9 +409,15 @@ class FaultTolerantRun:
             self._core.commit_record(self._record_bytes())
 
     def _end_epoch(self) -> None:
+        if self.pool.transaction.parts:
+            raise PoolError(
+                f"epoch {self.epoch} is over, but gradients of its last batches are in no commit\n"
+                f"  state: the pool is at batch {self.committed_batch}\n"
+                "  do:    call run.commit() (or run.skip()) after the loop over the batches"
+            )
         self.epoch += 1
         self.batch = 0
-        self._recorded = Recorded()
+        self._recorded, self._next_epoch = self._next_epoch, Recorded()
         self._write_generation(force=True)
 
     def _is_stopped_early(self) -> bool:
@@ -384,13 +430,17 @@ class FaultTolerantRun:
         tree["state"] = {name: item.state_dict() for name, item in self._state.items()}
         return BlobParts(tree)
 
-    def _record_bytes(self) -> bytes:
+    def _plain_state(self) -> dict[str, Any]:
         plain = {}
         for name, item in self._state.items():
             try:
                 plain[name] = encode_tree(item.state_dict(), None)
             except TypeError:
                 continue  # holds tensors: the dense generation has it
+        return plain
+
+    def _record_bytes(self) -> bytes:
+        self._recorded_state = self._plain_state()
         record = {
             "format": 1,
             "epoch": self.epoch,
@@ -400,7 +450,7 @@ class FaultTolerantRun:
             "rng": get_rng_state(),
             "epoch_rng": self._recorded.epoch_rng,
             "loader": self._recorded.loader_state,
-            "state": plain,
+            "state": self._recorded_state,
             "rows": {
                 name: encode_tree(module.optimizer.state_dict()["param_groups"], None)  # type: ignore[attr-defined]
                 for module in self.pool.transaction.collections
@@ -430,6 +480,7 @@ class FaultTolerantRun:
                 self._notice(text)
         self.epoch, self.batch, self.finished = record["epoch"], record["batch"], record["finished"]
         self._recorded = Recorded(record["loader"], record["epoch_rng"], record["target_epochs"])
+        self._is_restored = True
         set_rng_state(record["rng"])
         self._core.wait_dense()
 

@@ -164,6 +164,7 @@ class Pool:
         self.lookahead = lookahead
         self._progress = progress
         self._closers: list[Callable[[], None]] = []
+        self.settle: Callable[[], None] = lambda: None  # a run's: writes the committed dense part
         is_new_folder = not self.path.exists()
         not_ours = [name for name in _FILES if (self.path / name).exists()]
         started = time.perf_counter()
@@ -317,8 +318,13 @@ class Pool:
         """sha256 over the logical state: tables, optimizer state, dense part, counters, position.
 
         Not over uuid, layout, log, clocks: equal digests mean that training goes on with equal bits.
-        Reads every table: blocks for num_bytes / (about 1 GB/s).
+        Reads every table: blocks for num_bytes / (about 1 GB/s). In training the dense part of the
+        committed batch is written first.
+
+        Raises:
+            PoolError: The dense optimizer has stepped beyond the committed batch.
         """
+        self.settle()
         sha = hashlib.sha256()
         for name, table in sorted(self.tables.items()):
             shape = [name, table.num_embeddings, table.embedding_dim, table.optimizer]

@@ -57,11 +57,14 @@ def restore_dense(
     """
     tree = decode_blob(pool.core.dense_blob())
     _check_entries(pool, "parameters and buffers of the model", set(model.state_dict()), set(tree["model"]))
-    _check_entries(pool, "state objects", set(state), set(tree["state"]))
-    if (optimizer is not None) != ("optimizer" in tree):
+    recorded = set(tree["state"])
+    _check_entries(pool, "state objects", set(state), recorded & set(state) if pool.is_read_only else recorded)
+    is_evaluation = pool.is_read_only and optimizer is None
+    if not is_evaluation and (optimizer is not None) != ("optimizer" in tree):
         raise RecoveryError(
             f"pool '{pool.path}' was trained {'with' if 'optimizer' in tree else 'without'} a dense optimizer, "
-            f"this run has {'one' if optimizer is not None else 'none'}"
+            f"this run has {'one' if optimizer is not None else 'none'}\n"
+            "  do:    pass the same kind of optimizer; to evaluate, open the pool with read_only=True"
         )
     try:
         model.load_state_dict(tree["model"], strict=True)

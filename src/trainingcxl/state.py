@@ -6,6 +6,7 @@ bytes, each 64-byte aligned. In the tree a tensor is {"$tensor": index}.
 
 import base64
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -142,11 +143,11 @@ def decode_blob(blob: npt.NDArray[np.uint8]) -> Any:
         tensors = []
         for name, shape, offset in header["tensors"]:
             dtype = _DTYPES[name]
-            count = int(np.prod(shape, dtype=np.int64))
+            count = math.prod(shape)
             raw = body[offset : offset + count * dtype.itemsize]
-            tensor = torch.empty(shape, dtype=dtype)
-            if raw.nbytes != tensor.nbytes:
+            if min(shape, default=0) < 0 or offset < 0 or raw.nbytes != count * dtype.itemsize:
                 raise PoolCorrupted(f"the dense part ends in tensor {len(tensors)}, of shape {shape}")
+            tensor = torch.empty(shape, dtype=dtype)
             if count:
                 tensor.view(-1).view(torch.uint8).numpy()[:] = raw
             tensors.append(tensor)

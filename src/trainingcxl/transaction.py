@@ -47,6 +47,7 @@ class Transaction:
         self.collections: list[Collection] = []
         self.parts: list[_Part] = []
         self.has_forward = False  # a training forward ran since the last commit
+        self.has_run = False  # a FaultTolerantRun commits here
 
     def register(self, collection: Collection) -> None:
         """Adds a module; a table belongs to one module only.
