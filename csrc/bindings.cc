@@ -1,6 +1,4 @@
-// The Python face of the core. Converts, checks, releases the GIL; no logic. Arrays cross as buffer
-// views and are never copied (noconvert), so a wrong dtype or stride is an error and not a lost
-// result.
+// The Python face of a pool. Converts, checks, releases the GIL; no logic.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -9,132 +7,21 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
-#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "bind_crash_point.h"
+#include "bind_engine.h"
 #include "bind_synthetic.h"
 #include "crc32c.h"
-#include "engine.h"
 #include "errors.h"
-#include "recovery.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace tcxl {
 namespace {
-
-using Integers = nb::ndarray<nb::ro, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats1 = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats2 = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using OutFloats1 = nb::ndarray<float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using OutFloats2 = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-// group, bags, values, offsets, weights
-using InputTuple = std::tuple<size_t, int64_t, Integers, Integers, std::optional<Floats1>>;
-
-bool is_int32(const Integers& array, const char* what) {
-  if (array.dtype() == nb::dtype<int32_t>()) return true;
-  if (array.dtype() == nb::dtype<int64_t>()) return false;
-  throw nb::type_error(text(what, " must be int32 or int64").c_str());
-}
-
-GroupInput group_input(size_t group, int64_t bags, const Integers& values, const Integers& offsets,
-                       const std::optional<Floats1>& weights) {
-  GroupInput in;
-  in.group = group;
-  in.bags = bags;
-  in.values = values.data();
-  in.values_are_int32 = is_int32(values, "indices");
-  in.num_values = static_cast<int64_t>(values.shape(0));
-  in.offsets = offsets.data();
-  in.offsets_are_int32 = is_int32(offsets, "offsets");
-  in.num_offsets = static_cast<int64_t>(offsets.shape(0));
-  if (weights) {
-    if (weights->shape(0) != values.shape(0))
-      fail(ErrorKind::kValue, "there are ", weights->shape(0), " per-sample weights for ",
-           values.shape(0), " indices");
-    in.weights = weights->data();
-    if (in.weights == nullptr)
-      in.weights = reinterpret_cast<const float*>(alignof(float));  // empty, but given
-  }
-  return in;
-}
-
-DurabilityLevel parse_durability(const std::string& name) {
-  for (const auto level : {DurabilityLevel::kProcess, DurabilityLevel::kPower}) {
-    if (name == durability_name(level)) return level;
-  }
-  fail(ErrorKind::kValue, "durability is '", name, "', expected 'process' or 'power'");
-}
-
-// Everything of one open pool, in the order of its layers.
-class CorePool {
- public:
-  CorePool(const std::string& path, const std::string& device, const std::string& durability,
-           bool read_only, bool unlocked, bool trust_after_reboot, bool force_fsdax, bool sparse)
-      : store_(OpenOptions{path, device, parse_durability(durability), read_only, unlocked,
-                           trust_after_reboot, force_fsdax, sparse}),
-        undo_(store_),
-        dense_(store_) {}
-
-  ~CorePool() { is_forked(); }
-  CorePool(const CorePool&) = delete;
-  CorePool& operator=(const CorePool&) = delete;
-
-  Store& store() { return store_; }
-  DenseLog& dense() { return dense_; }
-  std::optional<Generation> evidence() const {
-    return store_.slot() ? dense_.newest_valid(*store_.slot()) : std::nullopt;
-  }
-  Engine& engine() {
-    check_owner();
-    if (!engine_) fail(ErrorKind::kPool, "pool '", store_.path(), "' is closed or was not started");
-    return *engine_;
-  }
-  RecoveryReport recover(bool exact) {
-    report_ = tcxl::recover(store_, undo_, dense_, exact);
-    if (!store_.is_read_only()) store_.mark_open();
-    return report_;
-  }
-  void drop_announced() {
-    if (engine_)
-      engine_->drop_announced();  // a loop over batches may end after the pool was closed
-  }
-  void start(const EngineOptions& options) {
-    engine_ = std::make_unique<Engine>(store_, undo_, dense_, report_.resumed_batch, options);
-  }
-  void check_owner() const {
-    if (::getpid() == owner_) return;
-    fail(ErrorKind::kPool, "pool '", store_.path(), "' was opened by process ", owner_,
-         " before the fork; its child cannot use it\n  do:    fork before opening the pool, or do "
-         "in the child only what needs no rows");
-  }
-  // A forked child has neither the engine's threads nor the pool's memory: it must not wait for
-  // the ones, nor unmap what now lies where the other was.
-  bool is_forked() {
-    if (::getpid() == owner_) return false;
-    static_cast<void>(engine_.release());
-    store_.disown();
-    return true;
-  }
-  void close(bool is_clean) {
-    if (is_forked()) return;
-    engine_.reset();
-    if (is_clean && !store_.is_read_only()) store_.mark_clean();
-    store_.unlock();
-  }
-
- private:
-  Store store_;
-  UndoLog undo_;
-  DenseLog dense_;
-  RecoveryReport report_;
-  std::unique_ptr<Engine> engine_;
-  const pid_t owner_ = ::getpid();
-};
 
 nb::dict report_dict(const RecoveryReport& r) {
   nb::dict d;
@@ -146,20 +33,6 @@ nb::dict report_dict(const RecoveryReport& r) {
   d["rows_rolled_back"] = r.rows_rolled_back;
   d["rows_changed"] = r.rows_changed;
   d["resume"] = nb::bytes(r.resume.data(), r.resume.size());
-  return d;
-}
-
-nb::dict stats_dict(const Stats& s) {
-  nb::dict d;
-#define FIELD(name) d[#name] = s.name
-  FIELD(batches), FIELD(lookups), FIELD(rows), FIELD(rows_handed_over), FIELD(log_bytes),
-      FIELD(dense_bytes);
-  FIELD(unannounced), FIELD(log_growths), FIELD(lookup_ns), FIELD(flag_wait_ns),
-      FIELD(log_inline_ns), FIELD(update_ns);
-  FIELD(commit_ns), FIELD(dense_wait_ns), FIELD(background_log_ns), FIELD(background_sort_ns),
-      FIELD(background_dense_ns);
-  FIELD(dense_copy_ns);
-#undef FIELD
   return d;
 }
 
@@ -222,13 +95,6 @@ size_t add_table(CorePool& pool, const std::string& name, uint64_t rows, uint32_
   return pool.store().add_table(record);
 }
 
-const Table& table_at(CorePool& pool, size_t index) {
-  pool.check_owner();
-  const auto& tables = pool.store().tables();
-  if (index >= tables.size()) throw nb::index_error("no such table");
-  return tables[index];
-}
-
 // Views of a column, [rows][width] float32; they keep the pool alive, closing the pool leaves them
 // mapped.
 nb::ndarray<nb::numpy, float, nb::ndim<2>> column(nb::handle owner, float* data, uint64_t rows,
@@ -277,153 +143,7 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
-void bind_engine(nb::class_<CorePool>& pool) {
-  const auto nogil = nb::call_guard<nb::gil_scoped_release>();
-  pool.def(
-      "add_group",
-      [](CorePool& self,
-         const std::vector<std::tuple<std::string, size_t, uint32_t, int64_t, int64_t>>& features,
-         int64_t stride) {
-        Group group;
-        group.stride = stride;
-        for (const auto& [name, table, pooling, col, padding] : features) {
-          const int64_t dim = table_at(self, table).view.dim;
-          if (col < 0 || col + dim > stride)
-            fail(ErrorKind::kValue, "feature '", name, "' does not fit the pooled output");
-          group.features.push_back({name, table, static_cast<Pooling>(pooling), col, padding});
-        }
-        return self.engine().add_group(group);
-      },
-      "features"_a, "stride"_a);
-  pool.def(
-      "announce",
-      [](CorePool& self, const std::vector<InputTuple>& inputs) {
-        std::vector<GroupInput> converted;
-        for (const auto& [group, bags, values, offsets, weights] : inputs)
-          converted.push_back(group_input(group, bags, values, offsets, weights));
-        nb::gil_scoped_release released;
-        return self.engine().announce(converted);
-      },
-      "inputs"_a);
-  pool.def(
-      "lookup",
-      [](CorePool& self, size_t group, int64_t bags, const Integers& values,
-         const Integers& offsets, const std::optional<Floats1>& weights, OutFloats2 out) {
-        const GroupInput input = group_input(group, bags, values, offsets, weights);
-        if (static_cast<int64_t>(out.shape(0)) != bags ||
-            static_cast<int64_t>(out.shape(1)) != self.engine().group(group).stride)
-          fail(ErrorKind::kValue, "the pooled output has the wrong shape");
-        nb::gil_scoped_release released;
-        return self.engine().lookup(input, out.data());
-      },
-      "group"_a, "bags"_a, "values"_a.noconvert(), "offsets"_a.noconvert(),
-      "weights"_a.noconvert().none(), "out"_a.noconvert());
-  pool.def(
-      "per_sample_weight_grad",
-      [](CorePool& self, const Lookup& lookup, Floats2 grad, OutFloats1 out) {
-        if (static_cast<int64_t>(grad.shape(0)) != lookup.batch().bags ||
-            out.shape(0) < lookup.batch().ids.size())
-          fail(ErrorKind::kValue, "gradient and lookup have different shapes");
-        nb::gil_scoped_release released;
-        self.engine().per_sample_weight_grad(lookup, grad.data(), out.data());
-      },
-      "lookup"_a, "grad"_a.noconvert(), "out"_a.noconvert());
-  pool.def(
-      "prepare",
-      [](CorePool& self, const std::vector<std::pair<std::shared_ptr<Lookup>, Floats2>>& parts,
-         uint64_t through) {
-        std::vector<Part> converted;
-        for (const auto& [lookup, grad] : parts) {
-          const GroupBatch& batch = lookup->batch();
-          if (static_cast<int64_t>(grad.shape(0)) != batch.bags ||
-              static_cast<int64_t>(grad.shape(1)) != self.engine().group(batch.group).stride)
-            fail(ErrorKind::kValue, "gradient and lookup have different shapes");
-          converted.push_back({lookup, grad.data()});
-        }
-        nb::gil_scoped_release released;
-        self.engine().prepare(converted, through);
-      },
-      "parts"_a, "through"_a);
-  pool.def("grad_norm_sq", [](CorePool& self) { return self.engine().grad_norm_sq(); }, nogil);
-  pool.def(
-      "commit",
-      [](CorePool& self, const std::vector<std::pair<float, float>>& settings, float scale,
-         nb::bytes resume) {
-        if (settings.size() != self.store().tables().size())
-          fail(ErrorKind::kValue, "there must be one setting per table");
-        std::vector<RowSettings> rows;
-        for (const auto& [lr, eps] : settings) rows.push_back({lr, eps});
-        const std::string record(resume.c_str(), resume.size());
-        nb::gil_scoped_release released;
-        return self.engine().commit(rows, scale, record);
-      },
-      "settings"_a, "grad_scale"_a, "resume"_a);
-  pool.def(
-      "commit_record",
-      [](CorePool& self, nb::bytes resume) {
-        self.engine().commit_record(std::string(resume.c_str(), resume.size()));
-      },
-      "resume"_a);
-  pool.def("drop_announced", &CorePool::drop_announced, nogil);
-  pool.def(
-      "capture",
-      [](CorePool& self, nb::bytes resume,
-         const std::vector<std::pair<uint64_t, uint64_t>>& parts) {
-        std::vector<DenseLog::Part> converted;
-        for (const auto& [address, bytes] : parts)
-          converted.push_back({reinterpret_cast<const void*>(address), bytes});
-        const std::string record(resume.c_str(), resume.size());
-        nb::gil_scoped_release released;
-        self.engine().capture(record, converted);
-      },
-      "resume"_a, "parts"_a);
-  pool.def("wait_dense", [](CorePool& self) { self.engine().wait_dense(); }, nogil);
-  pool.def(
-      "set_dense_every", [](CorePool& self, uint64_t k) { self.engine().set_dense_every(k); },
-      "batches"_a);
-  pool.def("is_dense_due", [](CorePool& self) { return self.engine().is_dense_due(); });
-  pool.def_prop_ro("committed", [](CorePool& self) { return self.engine().committed(); });
-  pool.def_prop_ro("dense_batch", [](CorePool& self) { return self.engine().dense_batch(); });
-  pool.def_prop_ro("log_used_bytes", [](CorePool& self) { return self.engine().log_used_bytes(); });
-  pool.def("stats", [](CorePool& self) { return stats_dict(self.engine().stats()); });
-}
-
-void bind_pool(nb::module_& m) {
-  nb::class_<Lookup>(m, "Lookup",
-                     "What one lookup call read; kept until its gradient is committed.")
-      .def_prop_ro("is_announced", [](const Lookup& self) { return self.step != nullptr; })
-      .def_prop_ro("is_filtered", [](const Lookup& self) { return self.batch().is_filtered; });
-  nb::class_<CorePool> pool(m, "Pool",
-                            "One open pool: files, logs, engine. Private; use trainingcxl.Pool.");
-  pool.def(
-      "__init__",
-      [](CorePool* self, const std::string& path, const std::string& device,
-         const std::string& durability, bool read_only, bool unlocked, bool trust_after_reboot,
-         bool force_fsdax, bool sparse) {
-        nb::gil_scoped_release released;
-        new (self) CorePool(path, device, durability, read_only, unlocked, trust_after_reboot,
-                            force_fsdax, sparse);
-      },
-      "path"_a, "device"_a, "durability"_a, "read_only"_a, "unlocked"_a, "trust_after_reboot"_a,
-      "force_fsdax"_a, "sparse"_a);
-  pool.def(
-      "recover",
-      [](CorePool& self, bool exact) {
-        RecoveryReport report;
-        {
-          nb::gil_scoped_release released;
-          report = self.recover(exact);
-        }
-        return report_dict(report);
-      },
-      "exact"_a);
-  pool.def(
-      "start",
-      [](CorePool& self, int threads, uint64_t lookahead, uint64_t log_bytes,
-         uint64_t rows_per_batch_max, bool without_log) {
-        self.start({threads, lookahead, log_bytes, rows_per_batch_max, without_log});
-      },
-      "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "without_log"_a);
+void bind_contents(nb::class_<CorePool>& pool) {
   pool.def("info", &info_dict);
   pool.def("tables", &tables_list);
   pool.def("slot", [](CorePool& self) -> nb::object {
@@ -499,7 +219,42 @@ void bind_pool(nb::module_& m) {
       "sync", [](CorePool& self) { self.store().sync_all(); },
       nb::call_guard<nb::gil_scoped_release>());
   pool.def("close", &CorePool::close, "is_clean"_a, nb::call_guard<nb::gil_scoped_release>());
-  bind_engine(pool);
+}
+
+void bind_pool(nb::module_& m) {
+  nb::class_<CorePool> pool(m, "Pool",
+                            "One open pool: files, logs, engine. Private; use trainingcxl.Pool.");
+  pool.def(
+      "__init__",
+      [](CorePool* self, const std::string& path, const std::string& device,
+         const std::string& durability, bool read_only, bool unlocked, bool trust_after_reboot,
+         bool force_fsdax, bool sparse) {
+        nb::gil_scoped_release released;
+        new (self) CorePool(path, device, durability, read_only, unlocked, trust_after_reboot,
+                            force_fsdax, sparse);
+      },
+      "path"_a, "device"_a, "durability"_a, "read_only"_a, "unlocked"_a, "trust_after_reboot"_a,
+      "force_fsdax"_a, "sparse"_a);
+  pool.def(
+      "recover",
+      [](CorePool& self, bool exact) {
+        RecoveryReport report;
+        {
+          nb::gil_scoped_release released;
+          report = self.recover(exact);
+        }
+        return report_dict(report);
+      },
+      "exact"_a);
+  pool.def(
+      "start",
+      [](CorePool& self, int threads, uint64_t lookahead, uint64_t log_bytes,
+         uint64_t rows_per_batch_max, bool without_log) {
+        self.start({threads, lookahead, log_bytes, rows_per_batch_max, without_log});
+      },
+      "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "without_log"_a);
+  bind_contents(pool);
+  bind_engine(m, pool);
 }
 
 }  // namespace

@@ -7,15 +7,6 @@ import numpy
 from numpy.typing import NDArray
 
 
-class Lookup:
-    """What one lookup call read; kept until its gradient is committed."""
-
-    @property
-    def is_announced(self) -> bool: ...
-
-    @property
-    def is_filtered(self) -> bool: ...
-
 class Pool:
     """One open pool: files, logs, engine. Private; use trainingcxl.Pool."""
 
@@ -93,6 +84,15 @@ class Pool:
     def log_used_bytes(self) -> int: ...
 
     def stats(self) -> dict: ...
+
+class Lookup:
+    """What one lookup call read; kept until its gradient is committed."""
+
+    @property
+    def is_announced(self) -> bool: ...
+
+    @property
+    def is_filtered(self) -> bool: ...
 
 class SyntheticGenerator:
     """Computes samples of the built-in data set."""
