@@ -10,8 +10,8 @@ over three splits. All settings not named here are the defaults of `trainingcxl 
 import argparse
 import json
 import statistics
-import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -71,18 +71,16 @@ def train_once(data: Dataset, seed: int, assignments: list[str]) -> float:
     return metrics.auc
 
 
-def measure(folder: Path) -> dict[str, list[float]]:
-    """Return the AUC of each seed by what was trained."""
-    found: dict[str, list[float]] = {}
+def measure(folder: Path) -> Iterator[tuple[str, list[float]]]:
+    """Yield what was trained and the AUC of each seed."""
     with tempfile.TemporaryDirectory(prefix="trainingcxl-accuracy-") as cache:
         criteo = open_data(f"criteo:{folder / CRITEO}", cache_dir=cache, hash_size=100_000)
         for columns in ("none", "categorical", "dense"):
             data = Zeroed(criteo, columns=columns)
             name = "criteo" if columns == "none" else f"criteo, {columns} columns zeroed"
-            found[name] = [train_once(data, seed, CRITEO_SETTINGS) for seed in SEEDS]
+            yield name, [train_once(data, seed, CRITEO_SETTINGS) for seed in SEEDS]
         movielens = open_data(f"movielens:{folder / MOVIELENS}", cache_dir=cache)
-        found["movielens"] = [train_once(movielens, seed, MOVIELENS_SETTINGS) for seed in SEEDS]
-    return found
+        yield "movielens", [train_once(movielens, seed, MOVIELENS_SETTINGS) for seed in SEEDS]
 
 
 def main() -> None:
@@ -93,10 +91,11 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", type=Path, help="file to write the figures to")
     arguments = parser.parse_args()
-    found = measure(arguments.folder)
-    for name, aucs in found.items():
+    found = {}
+    for name, aucs in measure(arguments.folder):
         each = " ".join(f"{auc:.4f}" for auc in aucs)
-        sys.stdout.write(f"{name:<36} mean {statistics.mean(aucs):.4f}  each {each}\n")
+        print(f"{name:<36} mean {statistics.mean(aucs):.4f}  each {each}", flush=True)
+        found[name] = aucs
     if arguments.json:
         arguments.json.write_text(json.dumps(found))
 

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from click.testing import CliRunner
 
+from trainingcxl.cli import main
 from trainingcxl.config import Settings, load_settings
 from trainingcxl.data import Dataset, Rows, open_data
 from trainingcxl.errors import ConfigError, RecoveryError, TrainingCXLError
@@ -359,8 +361,8 @@ def test_gpu_that_is_not_there_is_wrong_use(monkeypatch: pytest.MonkeyPatch) -> 
 # --- the command in a process of its own ----------------------------------------------------------
 
 
-def start(pool: Path, *options: str, samples: int = 4000) -> subprocess.Popen[str]:
-    source = f"data.source=synthetic:tiny?samples={samples}"
+def start(pool: Path, *options: str) -> subprocess.Popen[str]:
+    source = "data.source=synthetic:tiny?samples=4000"
     settings = [*SMALL, f"pool.path={pool}", source]
     arguments = [part for text in settings for part in ("--set", text)]
     return subprocess.Popen(
@@ -419,10 +421,15 @@ def test_signal_ends_the_command_with_its_code_and_all_committed(
 
 
 def test_fresh_discards_and_only_fresh(tmp_path: Path) -> None:
-    pool = tmp_path / "a.pool"
-    first = end(start(pool, samples=400))
-    again = end(start(pool, samples=400))
-    assert "finished" in again
-    fresh = end(start(pool, "--fresh", "--seed", "4", samples=400))
+    def train_in_this_process(*options: str) -> dict[str, dict[str, Any]]:
+        settings = [*SMALL, f"pool.path={tmp_path / 'a.pool'}"]
+        arguments = [part for text in settings for part in ("--set", text)]
+        result = CliRunner().invoke(main, ["train", "--json", *arguments, *options])
+        assert result.exit_code == 0, result.output
+        return {event["event"]: event for event in map(json.loads, result.stdout.splitlines())}
+
+    first = train_in_this_process()
+    assert "finished" in train_in_this_process()
+    fresh = train_in_this_process("--fresh", "--seed", "4")
     assert fresh["durability"]["uuid"] != first["durability"]["uuid"]
     assert fresh["result"]["committed_batch"] == first["result"]["committed_batch"]

@@ -6,6 +6,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +21,15 @@ from trainingcxl.errors import TrainingCXLError
 
 __all__ = ["command"]
 
-_BATCH_SIZE, _NUM_BATCHES, _HELD_OUT = 1024, 100, 0.1
-_COST_BATCHES, _COST_ROUNDS = 25, 3
+_BATCH_SIZE, _HELD_OUT = 1024, 0.1
+_COST_ROUNDS = 5
 _SHOWN = ("recovery", "evaluation", "result", "stopped")
 
 
 @click.command("demo")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to put the pools.")
-def command(folder: Path | None) -> None:
+@click.option("--batches", default=100, type=click.IntRange(min=10), help="Batches to train.")
+def command(folder: Path | None, batches: int) -> None:
     """Train on built-in data, kill the training half-way with SIGKILL, resume, and compare.
 
     A second training with the same settings is left alone. Both must end with the same bits: the
@@ -42,14 +45,14 @@ def command(folder: Path | None) -> None:
         Pool.discard(pool)
     with StopSignals(), make_reporter(as_json=False) as report:
         report.event("step", number=1, doing="train a DLRM and leave it alone", pool=str(alone))
-        left_alone = _train(alone, report)
+        left_alone = _train(alone, batches, report)
         report.event("step", number=2, doing="train it again, kill it half-way", pool=str(killed))
-        _train(killed, report, kill_at=_NUM_BATCHES // 2)
+        _train(killed, batches, report, kill_at=batches // 2)
         report.event("step", number=3, doing="the same command again: resume", pool=str(killed))
-        resumed = _train(killed, report)
+        resumed = _train(killed, batches, report)
         report.event("step", number=4, doing="train with and without log: what durability costs")
-        cost = _durability_cost(folder / "cost.pool", report)
-    _print_training(left_alone["result"], cost)
+        costs = _durability_costs(folder / "cost.pool", batches // 4, report)
+    _print_training(left_alone["result"], batches, costs)
     digests = [inspect(pool, digest=True) for pool in (killed, alone)]
     _print_comparison(resumed["recovery"], *digests)
     if digests[0]["digest"] != digests[1]["digest"]:
@@ -60,8 +63,8 @@ def command(folder: Path | None) -> None:
         )
 
 
-def _assignments(pool: Path) -> list[str]:
-    samples = round(_BATCH_SIZE * _NUM_BATCHES / (1 - _HELD_OUT))
+def _assignments(pool: Path, batches: int) -> list[str]:
+    samples = round(_BATCH_SIZE * batches / (1 - _HELD_OUT))
     return [
         f"pool.path={pool}",
         f"data.source=synthetic:small?samples={samples}",
@@ -70,11 +73,14 @@ def _assignments(pool: Path) -> list[str]:
     ]
 
 
-def _train(pool: Path, report: Reporter, *, kill_at: int | None = None) -> dict[str, Any]:
+def _train(
+    pool: Path, batches: int, report: Reporter, *, kill_at: int | None = None
+) -> dict[str, Any]:
     """Run `trainingcxl train` in a process of its own and pass on what it says.
 
     Args:
         pool: The pool to train in.
+        batches: How many to train.
         report: Told of the progress and the main events of the process.
         kill_at: Batch after whose commit the process is killed with SIGKILL; None lets it end.
 
@@ -84,7 +90,7 @@ def _train(pool: Path, report: Reporter, *, kill_at: int | None = None) -> dict[
     Raises:
         TrainingCXLError: It failed, or ended before it could be killed.
     """
-    options = [option for text in _assignments(pool) for option in ("--set", text)]
+    options = [option for text in _assignments(pool, batches) for option in ("--set", text)]
     arguments = [sys.executable, "-m", "trainingcxl", "train", "--json", *options]
     events: dict[str, Any] = {}
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
@@ -119,19 +125,19 @@ def _pass_on(event: dict[str, Any], pool: Path, report: Reporter) -> None:
         report.event(name, **event)
 
 
-def _durability_cost(path: Path, report: Reporter) -> float:
+def _durability_costs(path: Path, batches: int, report: Reporter) -> list[float]:
     """Train short runs with everything durable and with no log at all, in turn.
 
     Returns:
-        What durability adds to the time of a batch, as a share; the median of the rounds.
+        What durability adds to the median time of a batch, as a share, one figure a round.
     """
-    settings = load_settings(assignments=_assignments(path))
+    settings = load_settings(assignments=_assignments(path, batches))
     rounds = []
     for number in range(_COST_ROUNDS):
-        durable, bare = (_seconds_per_batch(settings, has_log=has_log) for has_log in (True, False))
-        rounds.append(durable / bare - 1)
-        report.progress("measure", number + 1, _COST_ROUNDS)
-    return statistics.median(rounds)
+        durable = _seconds_per_batch(settings, has_log=True)
+        rounds.append(durable / _seconds_per_batch(settings, has_log=False) - 1)
+        report.progress("compare", number + 1, _COST_ROUNDS)
+    return rounds
 
 
 def _seconds_per_batch(settings: Settings, *, has_log: bool) -> float:
@@ -140,33 +146,33 @@ def _seconds_per_batch(settings: Settings, *, has_log: bool) -> float:
     from trainingcxl.train import Training
     from trainingcxl.train_setup import Silent, prepare_torch
 
-    device = prepare_torch(settings.run)
-    never = 1000  # the largest number that is allowed
-    settings = settings.with_values(
-        {
-            "data.source": f"synthetic:small?samples={_BATCH_SIZE * _COST_BATCHES}",
-            "eval.fraction": 0,
-            "run.dense_every": settings.run.dense_every if has_log else never,
-        }
-    )
-    silent = Silent()
-    path = settings.pool.path
+    class Clock(Silent):
+        def __init__(self) -> None:
+            self.ticks: list[float] = []
+
+        def progress(self, work: str, done: int, total: int, **values: Any) -> None:
+            self.ticks.append(time.perf_counter())
+
+    if not has_log:
+        settings = settings.with_values({"run.dense_every": 1000})  # the largest number allowed
+    device, clock = prepare_torch(settings.run), Clock()
     try:
-        with Pool(path, _log=has_log) as pool:
+        with Pool(settings.pool.path, _log=has_log) as pool:
             data = open_data(settings.data.source)
-            training = Training(settings, data, pool, device, silent, silent)
-            training.go_on()
-            return training.pace.seconds / _COST_BATCHES
+            Training(settings, data, pool, device, clock, clock).go_on()
+        return statistics.median(end - begin for begin, end in pairwise(clock.ticks))
     finally:
-        Pool.discard(path)
+        Pool.discard(settings.pool.path)
 
 
-def _print_training(result: dict[str, Any], cost: float) -> None:
+def _print_training(result: dict[str, Any], batches: int, costs: list[float]) -> None:
     click.echo(
-        f"\ntrained {_NUM_BATCHES} batches of {_BATCH_SIZE}: log loss {result['log_loss']:.4f}, "
+        f"\ntrained {batches} batches of {_BATCH_SIZE}: log loss {result['log_loss']:.4f}, "
         f"AUC {result['auc']:.4f} on held-out samples, "
         f"{result['samples_per_second']:.0f} samples/s\n"
-        f"durability (level process, every batch) adds {cost:+.1%} to the time of a batch\n"
+        f"every batch durable (level process): {statistics.median(costs):+.1%} time a batch "
+        f"against training without any log ({min(costs):+.1%} to {max(costs):+.1%} in "
+        f"{len(costs)} rounds); {result['durability_share']:.1%} of the step was spent on it\n"
     )
 
 
@@ -184,6 +190,7 @@ def _print_comparison(
     ]
     widths = [max(len(str(row[column])) for row in rows) for column in range(3)]
     for row in rows:
-        click.echo("  ".join(f"{text!s:<{width}}" for text, width in zip(row, widths, strict=True)))
+        cells = [f"{text!s:<{width}}" for text, width in zip(row, widths, strict=True)]
+        click.echo("  ".join(cells).rstrip())
     same = killed["digest"] == alone["digest"]
     click.echo(f"\nthe two trainings ended {'with the same bits' if same else 'DIFFERENTLY'}")
