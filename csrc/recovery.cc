@@ -75,10 +75,10 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   report.resume = exact ? dense.read_resume(*generation) : store.read_resume(slot);
 
   const auto frames = frames_above(store, undo, slot, report.resumed_batch);
-  for (const Descriptor& d : frames) undo.roll_back(d, true);
+  for (const Descriptor& d : frames) undo.check(d);
   if (!store.is_read_only() && !store.was_clean()) persist_evidence(store, *generation, frames);
   for (const Descriptor& d : frames) {
-    report.rows_changed += undo.roll_back(d, false);
+    report.rows_changed += undo.roll_back(d);
     report.rows_rolled_back += d.records;
     ++report.frames_undone;
   }
@@ -150,7 +150,7 @@ std::vector<Damage> verify(Store& store) {
       add("undo log", text("batch ", n), "flag is missing or damaged");
     if (!descriptor) continue;
     try {
-      undo.roll_back(*descriptor, true);
+      undo.check(*descriptor);
     } catch (const Error& error) {
       add("undo log", text("batch ", n), error.what());
     }

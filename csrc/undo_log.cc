@@ -161,82 +161,94 @@ std::optional<Descriptor> UndoLog::find(uint64_t batch, uint64_t life) const {
   return d;
 }
 
-uint64_t UndoLog::roll_back(const Descriptor& d, bool only_check) {
-  if (d.bytes == 0) return 0;
-  auto damaged = [&](auto&&... what) {
-    fail(ErrorKind::kCorrupted, "undo log of batch ", d.batch, " is damaged: ", what...,
-         "\n  where: pool '", store_.path(), "', log region, frame at byte ", d.offset,
-         "\n  state: no row was changed; batch ", d.batch,
-         " cannot be rolled back\n  do:    'trainingcxl verify ", store_.path(),
-         "' lists all damage; restore the pool from a copy");
-  };
+template <typename... What>
+void UndoLog::fail_damaged(const Descriptor& d, const What&... what) const {
+  fail(ErrorKind::kCorrupted, "undo log of batch ", d.batch, " is damaged: ", what...,
+       "\n  where: pool '", store_.path(), "', log region, frame at byte ", d.offset,
+       "\n  state: no row was changed; batch ", d.batch,
+       " cannot be rolled back\n  do:    'trainingcxl verify ", store_.path(),
+       "' lists all damage; restore the pool from a copy");
+}
+
+std::span<const FrameSegment> UndoLog::open_frame(const Descriptor& d) const {
+  if (d.bytes == 0) return {};
   const uint64_t end = store_.log().bytes();
   if (d.offset % kLine != 0 || d.bytes > end || d.offset > end - d.bytes ||
       d.bytes < sizeof(FrameHeader))
-    damaged("its place is outside the log");
-  std::byte* frame = store_.log().base() + d.offset;
+    fail_damaged(d, "its place is outside the log");
+  const std::byte* frame = store_.log().base() + d.offset;
   FrameHeader header;
   std::memcpy(&header, frame, sizeof header);
   if (header.magic != kFrameMagic || header.batch != d.batch || header.life != d.life ||
       header.bytes != d.bytes || header.records != d.records ||
-      header.num_segments > (d.bytes - sizeof header) / sizeof(FrameSegment)) {
-    damaged("its header does not match its flag");
-  }
+      header.num_segments > (d.bytes - sizeof header) / sizeof(FrameSegment))
+    fail_damaged(d, "its header does not match its flag");
   const auto* segments = reinterpret_cast<const FrameSegment*>(frame + sizeof header);
   FrameHeader blank = header;
   blank.crc = 0;
   const uint32_t crc = crc32c(store_.crc_of(&blank, sizeof blank), segments,
                               header.num_segments * sizeof(FrameSegment));
   if (crc != header.crc || crc != d.frame_crc)
-    damaged("its header has checksum ", crc, ", expected ", d.frame_crc);
+    fail_damaged(d, "its header has checksum ", crc, ", expected ", d.frame_crc);
+
   auto check_column = [&](uint64_t offset, uint64_t count, uint64_t width) {
     if (offset > d.bytes || (width > 0 && count > (d.bytes - offset) / width))
-      damaged("a column is outside the frame");
+      fail_damaged(d, "a column is outside the frame");
   };
-  uint64_t changed = 0, records = 0;
-  for (const bool store_rows : {false, true}) {  // all checks before the first store
-    if (store_rows && records != d.records)
-      damaged("it has ", records, " records, not ", d.records);
-    if (store_rows && only_check) break;
-    records = 0;
-    for (uint64_t i = 0; i < header.num_segments; ++i) {
-      const FrameSegment& s = segments[i];
-      records += s.count;
-      if (s.table >= store_.tables().size()) damaged("table number ", s.table, " is unknown");
-      const TableView& view = store_.tables()[s.table].view;
-      const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
-      if (s.dim != static_cast<uint64_t>(view.dim) || s.state_dim != states)
-        damaged("table ", s.table, " has another shape");
-      check_column(s.row_offset, s.count, sizeof(uint64_t));
-      check_column(s.crc_offset, s.count, sizeof(uint32_t));
-      check_column(s.state_offset, s.count, states * sizeof(float));
-      check_column(s.weight_offset, s.count, s.dim * sizeof(float));
-      const RecordColumns c = columns(d.offset, s, d.batch, d.life);
-      for (uint64_t r = 0; r < s.count; ++r) {
-        const uint64_t row = c.row[r];
-        if (!store_rows) {
-          if (row >= view.rows || record_crc(c, view, r) != c.crc[r])
-            damaged("record ", r, " of table '", store_.tables()[s.table].name, "' (row ", row,
-                    ") has a wrong checksum");
-          continue;
-        }
-        float* weight = view.weight + row * s.dim;
-        const uint64_t weight_bytes = s.dim * sizeof(float), state_bytes = states * sizeof(float);
-        float* state = states > 0 ? view.state + row * states : nullptr;
-        if (std::memcmp(weight, c.weight + r * s.dim, weight_bytes) == 0 &&
-            (states == 0 || std::memcmp(state, c.state + r * states, state_bytes) == 0))
-          continue;
-        ++changed;
-        crash_point("recovery: row");
-        std::memcpy(weight, c.weight + r * s.dim, weight_bytes);
-        store_.persistence().flush(weight, weight_bytes);
-        if (states == 0) continue;
-        std::memcpy(state, c.state + r * states, state_bytes);
-        store_.persistence().flush(state, state_bytes);
-      }
+  uint64_t records = 0;
+  for (const FrameSegment& s : std::span(segments, header.num_segments)) {
+    if (s.table >= store_.tables().size()) fail_damaged(d, "table number ", s.table, " is unknown");
+    const TableView& view = store_.tables()[s.table].view;
+    const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
+    if (s.dim != static_cast<uint64_t>(view.dim) || s.state_dim != states)
+      fail_damaged(d, "table ", s.table, " has another shape");
+    check_column(s.row_offset, s.count, sizeof(uint64_t));
+    check_column(s.crc_offset, s.count, sizeof(uint32_t));
+    check_column(s.state_offset, s.count, states * sizeof(float));
+    check_column(s.weight_offset, s.count, s.dim * sizeof(float));
+    records += s.count;
+  }
+  if (records != d.records) fail_damaged(d, "it has ", records, " records, not ", d.records);
+  return {segments, header.num_segments};
+}
+
+void UndoLog::check(const Descriptor& d) const {
+  for (const FrameSegment& s : open_frame(d)) {
+    const Table& table = store_.tables()[s.table];
+    const RecordColumns c = columns(d.offset, s, d.batch, d.life);
+    for (uint64_t r = 0; r < s.count; ++r) {
+      if (c.row[r] < table.view.rows && record_crc(c, table.view, r) == c.crc[r]) continue;
+      fail_damaged(d, "record ", r, " of table '", table.name, "' (row ", c.row[r],
+                   ") has a wrong checksum");
     }
   }
-  store_.persistence().fence();
+}
+
+uint64_t UndoLog::roll_back(const Descriptor& d) {
+  uint64_t changed = 0;
+  const Persistence& persistence = store_.persistence();
+  for (const FrameSegment& s : open_frame(d)) {
+    const TableView& view = store_.tables()[s.table].view;
+    const RecordColumns c = columns(d.offset, s, d.batch, d.life);
+    const uint64_t weight_bytes = s.dim * sizeof(float), state_bytes = s.state_dim * sizeof(float);
+    for (uint64_t r = 0; r < s.count; ++r) {
+      float* weight = view.weight + c.row[r] * s.dim;
+      float* state = s.state_dim > 0 ? view.state + c.row[r] * s.state_dim : weight;
+      const float* old_weight = c.weight + r * s.dim;
+      const float* old_state = s.state_dim > 0 ? c.state + r * s.state_dim : old_weight;
+      if (std::memcmp(weight, old_weight, weight_bytes) != 0 ||
+          std::memcmp(state, old_state, state_bytes) != 0) {
+        ++changed;
+        crash_point("recovery: row");
+        std::memcpy(weight, old_weight, weight_bytes);
+        std::memcpy(state, old_state, state_bytes);
+      }
+      // Equal bytes too: an earlier recovery may have stored them and been killed before its fence.
+      persistence.flush(weight, weight_bytes);
+      persistence.flush(state, state_bytes);
+    }
+  }
+  persistence.fence();
   return changed;
 }
 

@@ -7,6 +7,7 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "kernels.h"
@@ -55,12 +56,17 @@ class UndoLog {
 
   // --- recovery: plain functions of the bytes
   std::optional<layout::Descriptor> find(uint64_t batch, uint64_t life) const;
-  // Puts the previous bytes of every record back (rows are distinct, so their order does not
-  // matter). Checks header, bounds and every record's checksum before the first store. Returns rows
-  // whose bytes changed.
-  uint64_t roll_back(const layout::Descriptor& descriptor, bool only_check);
+  // Checks header, bounds and every record's checksum; kCorrupted says what is wrong.
+  void check(const layout::Descriptor& descriptor) const;
+  // Puts the previous bytes of every record of a checked frame back (rows are distinct, so their
+  // order does not matter), P. Returns how many rows differed from their record.
+  uint64_t roll_back(const layout::Descriptor& descriptor);
 
  private:
+  template <typename... What>
+  [[noreturn]] void fail_damaged(const layout::Descriptor& d, const What&... what) const;
+  // The segments, once header and bounds are found good.
+  std::span<const layout::FrameSegment> open_frame(const layout::Descriptor& descriptor) const;
   layout::Descriptor* descriptor(uint64_t batch) const;
   void clear_flag(uint64_t batch);
   struct Live {
