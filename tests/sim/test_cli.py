@@ -148,3 +148,18 @@ def test_the_simulator_stands_alone():
     )
     assert done.returncode == 0, done.stderr
     assert "(model)" in done.stdout
+
+
+@pytest.mark.samples
+def test_criteo_trace(samples, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = samples / "criteo-kaggle-sample" / "train.head.txt.gz"
+    model = tmp_path / "m.toml"
+    model.write_text(
+        'name = "m"\nbatch = 128\ninteraction = "dot"\nbottom = [13, 16]\ntop = [1]\n'
+        "table = [{ count = 26, rows = 1000, lookups = 1, dim = 16 }]\n"
+    )
+    found = good("--trace", f"criteo:{path}", "--model", str(model))
+    assert found["seconds_per_batch"] > 0
+    assert run("--trace", f"criteo:{path}", "--model", "RM2").exit_code == 2
+    assert run("--trace", "criteo:/nonexistent", "--model", str(model)).exit_code in (1, 2)

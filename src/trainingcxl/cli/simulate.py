@@ -1,6 +1,7 @@
 """`trainingcxl simulate`: the hardware model of one system. Needs no torch and no native core."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -13,11 +14,16 @@ from trainingcxl.sim.errors import ParameterError, parameter_error
 from trainingcxl.sim.hardware import Hardware, load_hardware, parse_assignment
 from trainingcxl.sim.simulate import Result, simulate
 from trainingcxl.sim.systems import SYSTEMS, System, find_system
-from trainingcxl.sim.workload import Locality, Model, find_model
+from trainingcxl.sim.workload import Locality, Model, Tables, find_model
 
 __all__ = ["command", "wrong_use"]
 
 _TIMELINE_CELLS = 40
+_ZIPF_BATCHES = 8
+
+
+class _WrongUse(click.ClickException):
+    exit_code = 2
 
 
 @contextmanager
@@ -26,9 +32,7 @@ def wrong_use() -> Iterator[None]:
     try:
         yield
     except ParameterError as error:
-        failure = click.ClickException(str(error))
-        failure.exit_code = 2
-        raise failure from error
+        raise _WrongUse(str(error)) from error
 
 
 @click.command("simulate")
@@ -107,41 +111,68 @@ def _calibrate(hardware: Hardware, options: dict[str, Any]) -> dict[str, Any]:
     return {"json": asdict(found), "text": "\n".join(lines)}
 
 
-def _traced(model: Model, hardware: Hardware, options: dict[str, Any]) -> list[Locality]:
-    """Statistics of the trace that was asked for; empty for none."""
+def _traced(
+    model: Model, hardware: Hardware, options: dict[str, Any]
+) -> tuple[Model, list[Locality]]:
+    """Return the model and the statistics of the trace that was asked for; none if none was."""
     given: str | None = options["trace"]
     if given is None:
-        return []
+        return model, []
     channels, batches = hardware.expander.channels, options["batches"]
     from trainingcxl.sim.trace import read_trace, trace_localities, zipf_localities
 
     kind, _, rest = given.partition(":")
+    where = f"--trace {given}"
     if kind == "zipf":
         reuse = parse_assignment(f"reuse={rest}")[1] if rest else model.locality.reuse
         if isinstance(reuse, str) or not 0.0 <= reuse <= 1.0:
-            raise parameter_error(f"reuse is {rest!r}", where=f"--trace {given}", do="[0, 1]")
-        return zipf_localities(model, reuse=reuse, channels=channels, batches=min(batches, 8))
-    ids = _criteo_ids(rest) if kind == "criteo" else read_trace(Path(given))
-    return trace_localities(
-        ids, model, channels=channels, batches_max=batches, where=f"--trace {given}"
+            raise parameter_error(f"reuse is {rest!r}", where=where, do="[0, 1]")
+        count = min(batches, _ZIPF_BATCHES)
+        return model, zipf_localities(model, reuse=reuse, channels=channels, batches=count)
+    if kind == "criteo":
+        model, ids = _criteo(rest, model, batches, where)
+    else:
+        ids = read_trace(Path(given))
+    return model, trace_localities(ids, model, channels=channels, batches_max=batches, where=where)
+
+
+def _criteo(path: str, model: Model, batches: int, where: str) -> tuple[Model, Any]:
+    """Read the ids of a Criteo file; the model's tables get the rows that the data needs."""
+    import numpy as np
+
+    from trainingcxl.data import open_data
+    from trainingcxl.errors import TrainingCXLError
+
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "trainingcxl"
+    cache.mkdir(parents=True, exist_ok=True)
+    try:
+        data = open_data(f"criteo:{path}", cache_dir=cache, require_labels=False)
+    except TrainingCXLError as error:
+        raise parameter_error(str(error), where=where, do="give Criteo text") from error
+    dims = {group.dim for group in model.tables}
+    if len(dims) != 1 or model.num_tables != len(data.features):
+        raise parameter_error(
+            f"model '{model.name}' has {model.num_tables} tables, the data {len(data.features)}",
+            where=where,
+            do="take --model DLRM, or a model with one table a feature",
+        )
+    width = dims.pop()
+    tables = tuple(
+        Tables(count=1, rows=feature.cardinality, lookups=1, dim=width) for feature in data.features
     )
-
-
-def _criteo_ids(path: str) -> Any:
-    """Resolve a Criteo file to the reader's id array."""
-    from trainingcxl.cli.traces import criteo_ids
-
-    return criteo_ids(path)
+    count = min(data.num_samples, (batches + 1) * model.batch)
+    return replace(model, tables=tables), data.read(np.arange(count)).ids
 
 
 def _run(system: System, model: Model, hardware: Hardware, options: dict[str, Any]) -> Result:
+    model, localities = _traced(model, hardware, options)
     return simulate(
         system,
         hardware,
         model,
         engine=options["engine"],
         batches=options["batches"],
-        localities=_traced(model, hardware, options),
+        localities=localities,
     )
 
 
