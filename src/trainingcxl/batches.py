@@ -31,6 +31,8 @@ class Fetched:
     """Id of its announced step; 0: not announced."""
     loader_state: Any
     """JSON data; None for loaders that need none."""
+    rng: dict[str, Any] | None
+    """Generators before it was fetched, where the fetch drew from them."""
 
 
 class BatchFeed:
@@ -43,6 +45,7 @@ class BatchFeed:
         loader_state: What was recorded with the last of them, or at the end of the epoch before.
         epoch_rng: Generators at the start of this epoch, for loaders that can only be skipped; of an epoch
             that has not begun, the loader's own.
+        fetch_rng: Generators before each of the batches fetched ahead at the last commit.
         is_restored: The state is of another process: the loader does not stand where it says.
         announce: Hands a batch to the engine; returns the id of its step.
         lookahead: Batches fetched ahead of the one in use.
@@ -56,6 +59,7 @@ class BatchFeed:
         consumed: int,
         loader_state: Any,
         epoch_rng: dict[str, Any] | None,
+        fetch_rng: list[dict[str, Any] | None],
         is_restored: bool,
         announce: Callable[[Any], int],
         lookahead: int,
@@ -73,7 +77,13 @@ class BatchFeed:
         elif consumed == 0:
             self._begin(loader, loader_state if is_restored else None, epoch_rng if is_restored else None)
         else:
+            now = get_rng_state()
             self._resume(loader, consumed, loader_state, epoch_rng)
+            for i in range(lookahead):
+                if i < len(fetch_rng) and fetch_rng[i] is not None:
+                    set_rng_state(fetch_rng[i])
+                self._fill(i + 1)
+            set_rng_state(now)
 
     def _begin(self, loader: Any, loader_state: Any, epoch_rng: dict[str, Any] | None) -> None:
         """Starts an epoch, in a new process from the state that the loader had at the end of the epoch before."""
@@ -105,8 +115,7 @@ class BatchFeed:
     def _resume(
         self, loader: Any, consumed: int, loader_state: Any, epoch_rng: dict[str, Any] | None
     ) -> None:
-        """Brings the loader to where it was, then the generators: fetching ahead may have drawn from them."""
-        now = get_rng_state()
+        """Brings the loader to where it was; what this draws from the generators does not matter."""
         if self._is_stateful:
             if loader_state is None:
                 warnings.warn("the loader's state was not recorded; this epoch starts again from its first batch", stacklevel=4)
@@ -128,18 +137,24 @@ class BatchFeed:
                 f"({time.perf_counter() - started:.1f} s); trainingcxl.data.BatchLoader or a stateful loader seeks instead",
                 stacklevel=4,
             )
-        self._fill(self._lookahead)
-        set_rng_state(now)
 
     def _fill(self, count: int) -> None:
         while len(self._ahead) < count and not self._is_done:
+            is_pure = hasattr(self._loader, "seek")
+            before = None if is_pure else get_rng_state()
             try:
                 batch = next(self._iterator)
             except StopIteration:
                 self._is_done = True
                 return
             state = self._loader_state() if self._is_stateful else None
-            self._ahead.append(Fetched(batch, self._announce(batch), state))
+            rng = before if not is_pure and get_rng_state() != before else None
+            self._ahead.append(Fetched(batch, self._announce(batch), state, rng))
+
+    def fetch_rng(self) -> list[dict[str, Any] | None]:
+        """Generators before each batch that is fetched ahead now; empty where no fetch drew from them."""
+        states = [fetched.rng for fetched in self._ahead]
+        return states if any(state is not None for state in states) else []
 
     def _loader_state(self) -> Any:
         return encode_tree(self._loader.state_dict(), None, "the loader's state")  # type: ignore[attr-defined]

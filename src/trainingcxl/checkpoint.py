@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -116,6 +116,7 @@ class FaultTolerantRun:
         self._target_epochs: int | None = None
         self._through = 0
         self._current: Fetched | None = None
+        self._feed: BatchFeed | None = None
         self._pending_batches = 0
         self._grad_scale = 1.0
         self._is_dense_ahead = False  # the dense optimizer has stepped beyond the committed batch
@@ -124,6 +125,8 @@ class FaultTolerantRun:
         self._captures = 0
         self._has_warned = False
         self._is_restored = False  # no loader has been brought to the recorded place yet
+        # Not as they are when a generation is written: by then the loop may have drawn for the next batch.
+        self._committed_rng = get_rng_state()
         self._next_epoch = Recorded()  # what the loader that was used last begins the next epoch with
         if pool.transaction.has_run:
             raise PoolError(
@@ -204,11 +207,13 @@ class FaultTolerantRun:
             consumed=self.batch,
             loader_state=self._recorded.loader_state,
             epoch_rng=self._recorded.epoch_rng,
+            fetch_rng=self._recorded.fetch_rng,
             is_restored=self._is_restored,
             announce=self._announce,
             lookahead=self.pool.lookahead,
         )
         self._recorded.epoch_rng = feed.epoch_rng
+        self._feed = feed
         self._is_restored = False
         self._last_commit_at = time.perf_counter()
         try:
@@ -220,7 +225,7 @@ class FaultTolerantRun:
                 self._check_late_changes()
             self._next_epoch = Recorded(*feed.end_state())
         finally:
-            self._current = None
+            self._current = self._feed = None
             self._pending_batches = 0
             self._core.drop_announced()
 
@@ -289,6 +294,7 @@ class FaultTolerantRun:
     def finish(self) -> None:
         """Marks the run finished at the committed batch, with a dense generation of that batch."""
         self.finished = True
+        self._committed_rng = get_rng_state()
         self._write_generation(force=True)
 
     def close(self) -> None:
@@ -316,17 +322,20 @@ class FaultTolerantRun:
 
     def _commit_prepared(self, *, is_skipped: bool = False) -> None:
         batch = self.batch + self._pending_batches
-        before = self.batch, self._recorded.loader_state
+        before = self.batch, self._recorded, self._committed_rng
         self.batch = batch
-        if self._current is not None:
-            self._recorded.loader_state = self._current.loader_state
+        self._committed_rng = get_rng_state()
+        if self._current is not None and self._feed is not None:
+            self._recorded = replace(
+                self._recorded, loader_state=self._current.loader_state, fetch_rng=self._feed.fetch_rng()
+            )
         try:
             settings = self.pool.transaction.row_settings(self._table_names)
             if not is_skipped:
                 self._step_schedulers()
             self._core.commit(settings, self._grad_scale, self._record_bytes())
         except BaseException:
-            self.batch, self._recorded.loader_state = before
+            self.batch, self._recorded, self._committed_rng = before
             raise
         self._pending_batches = 0
         self._grad_scale = 1.0
@@ -418,6 +427,7 @@ class FaultTolerantRun:
         self.epoch += 1
         self.batch = 0
         self._recorded, self._next_epoch = self._next_epoch, Recorded()
+        self._committed_rng = get_rng_state()
         self._write_generation(force=True)
 
     def _is_stopped_early(self) -> bool:
@@ -447,8 +457,9 @@ class FaultTolerantRun:
             "batch": self.batch,
             "finished": self.finished,
             "target_epochs": self._target_epochs if self.finished else None,
-            "rng": get_rng_state(),
+            "rng": self._committed_rng,
             "epoch_rng": self._recorded.epoch_rng,
+            "fetch_rng": self._recorded.fetch_rng,
             "loader": self._recorded.loader_state,
             "state": self._recorded_state,
             "rows": {
@@ -479,7 +490,10 @@ class FaultTolerantRun:
                     raise RecoveryError(text + "\n  do:    use the recorded one, or strict=False")
                 self._notice(text)
         self.epoch, self.batch, self.finished = record["epoch"], record["batch"], record["finished"]
-        self._recorded = Recorded(record["loader"], record["epoch_rng"], record["target_epochs"])
+        self._recorded = Recorded(
+            record["loader"], record["epoch_rng"], record["target_epochs"], record.get("fetch_rng", [])
+        )
+        self._committed_rng = record["rng"]
         self._is_restored = True
         set_rng_state(record["rng"])
         self._core.wait_dense()

@@ -2,7 +2,7 @@
 
 import platform
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ class Recorded:
     loader_state: Any = None
     epoch_rng: dict[str, Any] | None = None
     target_epochs: int | None = None
+    fetch_rng: list[dict[str, Any] | None] = field(default_factory=list)
 
 
 def environment() -> dict[str, Any]:
