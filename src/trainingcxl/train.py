@@ -267,6 +267,7 @@ class Training:
             log_bytes=stats.log_bytes,
             dense_bytes=stats.dense_bytes,
             dense_every=self.run.dense_every,
+            unannounced_batches=stats.unannounced_batches,
             flag_wait_share=stats.flag_wait_s / (self.pace.seconds or nan),
             durability_share=(waits + dense) / (self.pace.seconds or nan),
         )

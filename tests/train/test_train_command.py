@@ -257,6 +257,7 @@ def test_held_out_rows_never_touch_the_pool(tmp_path: Path) -> None:
         train_over(Wrapped(open_data(settings.data.source), shuffle_held_out), settings, recorder)
         digests.append(digest(tmp_path / f"{number}.pool"))
         aucs.append(recorder.all("evaluation")[-1]["auc"])
+        assert recorder.only("result")["unannounced_batches"] == 0  # evaluations do not get between
     assert digests[0] == digests[1]
     assert aucs[1] == pytest.approx(1 - aucs[0])
 

@@ -280,8 +280,9 @@ def test_terminal_reporter_draws_bars_and_prints_events(monkeypatch: pytest.Monk
     with make_reporter(as_json=False) as reporter:
         reporter.event("evaluation", auc=0.75, note="[not markup]")
         reporter.progress("train", 1, 4, loss=0.5)
-        reporter.progress("train", 4, 4, loss=0.25)
+        reporter.progress("train", 4, 4, loss=0.25, committed_batch=7, durable_batch=None)
     shown = terminal.getvalue()
     assert 'evaluation  auc=0.75 note="[not markup]"' in shown
-    assert "loss=0.25" in shown
+    assert "loss 0.25  committed 7" in shown
+    assert "durable" not in shown
     assert "100%" in shown

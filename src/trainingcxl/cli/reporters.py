@@ -132,12 +132,24 @@ class TerminalReporter:
         """Move the bar of this work."""
         if work not in self._tasks:
             self._tasks[work] = self._bars.add_task(work, total=total, values="")
-        self._bars.update(self._tasks[work], completed=done, total=total, values=key_values(values))
+        self._bars.update(self._tasks[work], completed=done, total=total, values=_short(values))
 
 
 def key_values(values: dict[str, Any]) -> str:
     """Return `a=1 b="two words"`; a string is quoted where it would not read as one word."""
     return " ".join(f"{key}={_text(value)}" for key, value in values.items())
+
+
+def _short(values: dict[str, Any]) -> str:
+    """Return what fits beside a progress bar: no unknown values, short names, four digits."""
+    names = {"committed_batch": "committed", "durable_batch": "durable"}
+    texts = (
+        f"{names.get(key, key.replace('_per_second', '/s'))} "
+        + (f"{value:.4g}" if isinstance(value, float) else str(value))
+        for key, value in values.items()
+        if value is not None
+    )
+    return "  ".join(texts)
 
 
 def _text(value: Any) -> str:
