@@ -97,6 +97,19 @@ void Fd::reset() {
   fd_ = -1;
 }
 
+bool is_zero(const std::byte* p, uint64_t bytes) {
+  for (uint64_t i = 0; i < bytes; ++i) {
+    if (p[i] != std::byte{0}) return false;
+  }
+  return true;
+}
+
+uint64_t file_bytes(int fd) {
+  struct stat status;
+  if (::fstat(fd, &status) != 0) fail_os(errno, "cannot look at the pool's file");
+  return static_cast<uint64_t>(status.st_size);
+}
+
 void sync_folder(const std::string& folder) {
   Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.is_open() || ::fsync(fd.get()) != 0)

@@ -112,6 +112,8 @@ class Persistence {
   const char* instruction_ = "none";
 };
 
+bool is_zero(const std::byte* p, uint64_t bytes);
+uint64_t file_bytes(int fd);
 // fsync of a folder: makes created and renamed entries durable.
 void sync_folder(const std::string& folder);
 [[noreturn]] void fail_os(int os_error, const std::string& what);

@@ -1,0 +1,240 @@
+// The records of a store that change after its creation: geometry, commit slots, resume records.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "crash_point.h"
+#include "crc32c.h"
+#include "errors.h"
+#include "geometry.h"
+#include "store.h"
+
+namespace tcxl {
+
+using namespace layout;
+
+// --- geometry
+
+bool Store::read_geometry_copy(uint64_t offset, GeometryHeader& header,
+                               std::vector<Table>& tables) const {
+  header = *log_.at<GeometryHeader>(offset);
+  if (header.magic != kGeometryMagic || header.num_tables > kTablesMax) return false;
+  GeometryHeader blank = header;
+  blank.crc = 0;
+  const auto* records = log_.at<TableRecord>(offset + sizeof(GeometryHeader));
+  const uint32_t crc =
+      crc32c(crc_of(&blank, sizeof blank), records, header.num_tables * sizeof(TableRecord));
+  if (crc != header.crc) return false;
+  tables.clear();
+  for (uint64_t t = 0; t < header.num_tables; ++t) {
+    Table table;
+    table.record = records[t];
+    table.name.assign(records[t].name, ::strnlen(records[t].name, kTableNameBytes));
+    tables.push_back(table);
+  }
+  return true;
+}
+
+void Store::load_geometry() {
+  GeometryHeader a{}, b{};
+  std::vector<Table> tables_a, tables_b;
+  const bool valid_a = read_geometry_copy(kGeometryA, a, tables_a);
+  const bool valid_b = read_geometry_copy(kGeometryB, b, tables_b);
+  if (!valid_a && !valid_b) {
+    fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid geometry\n  where: '",
+         log_.path(), "', bytes ", kGeometryA, " and ", kGeometryB,
+         "\n  state: nothing was changed\n  do:    restore the file from a copy");
+  }
+  const bool use_a = valid_a && (!valid_b || a.seq > b.seq);
+  geometry_ = use_a ? a : b;
+  tables_ = use_a ? tables_a : tables_b;
+  if (const std::string fault = geometry_fault(geometry_); !fault.empty()) {
+    fail(ErrorKind::kCorrupted, "the geometry of pool '", options_.path,
+         "' cannot be true: ", fault,
+         "\n  state: nothing was changed\n  do:    restore the file from a copy");
+  }
+  const uint64_t have_log = device_bytes_ > 0 ? geometry_.log_bytes : file_bytes(log_fd_.get());
+  if (have_log < geometry_.log_bytes) {
+    fail(ErrorKind::kCorrupted, "'", log_.path(), "' has ", have_log,
+         " bytes, the pool's geometry says ", geometry_.log_bytes,
+         "\n  state: truncated; nothing was changed\n  do:    restore the file from a copy");
+  }
+  if (device_bytes_ > 0) {
+    // The data window of a device starts behind a log window of a quarter of it.
+    const uint64_t window = device_bytes_ / 4 / kRegionAlign * kRegionAlign;
+    if (geometry_.log_bytes > log_.bytes()) log_.grow(geometry_.log_bytes, true);
+    data_.map(log_fd_.get(), window, geometry_.data_bytes, medium_, options_.read_only,
+              options_.device);
+    return;
+  }
+  const uint64_t have_data = file_bytes(data_fd_.get());
+  if (have_data < geometry_.data_bytes) {
+    fail(ErrorKind::kCorrupted, "'", options_.path, "/data' has ", have_data,
+         " bytes, the pool's geometry says ", geometry_.data_bytes,
+         "\n  state: truncated; nothing was changed\n  do:    restore the file from a copy");
+  }
+  // Tails beyond the geometry are of a growth that never completed.
+  if (!options_.read_only && have_data > geometry_.data_bytes &&
+      ::ftruncate(data_fd_.get(), static_cast<off_t>(geometry_.data_bytes)) != 0) {
+    fail_os(errno, "cannot cut the pool's data file");
+  }
+  data_.map(data_fd_.get(), 0, geometry_.data_bytes, medium_, options_.read_only,
+            options_.path + "/data");
+}
+
+void Store::bind_views() {
+  for (Table& table : tables_) {
+    const TableRecord& r = table.record;
+    const auto kind = static_cast<OptimizerKind>(r.optimizer);
+    const auto states = static_cast<uint64_t>(state_dim(kind, r.dim));
+    if (const std::string fault = table_fault(r, data_.bytes()); !fault.empty()) {
+      fail(ErrorKind::kCorrupted, "table '", table.name, "' of pool '", options_.path,
+           "' does not fit the pool's data: ", fault,
+           "\n  state: nothing was changed\n  do:    restore the files from a copy");
+    }
+    table.view = {data_.at<float>(r.weight_offset),
+                  states > 0 ? data_.at<float>(r.state_offset) : nullptr, r.rows, r.dim, kind};
+  }
+}
+
+uint64_t Store::allocate_log(uint64_t bytes) {
+  const uint64_t offset = round_up(geometry_.log_bytes, kRegionAlign);
+  const uint64_t end = offset + round_up(bytes, kRegionAlign);
+  if (device_bytes_ > 0 && end > device_bytes_ / 4 / kRegionAlign * kRegionAlign)
+    fail(ErrorKind::kFull, "the log window of '", options_.device, "' is full");
+  log_.grow(end, options_.sparse);
+  crash_point("log: space allocated");
+  geometry_.log_bytes = end;
+  return offset;
+}
+
+uint64_t Store::allocate_data(uint64_t bytes) {
+  const uint64_t offset = round_up(geometry_.data_bytes, kRegionAlign);
+  const uint64_t end = offset + round_up(bytes, kRegionAlign);
+  if (device_bytes_ > 0 && device_bytes_ / 4 + end > device_bytes_)
+    fail(ErrorKind::kFull, "DAX device '", options_.device, "' has ", device_bytes_,
+         " bytes, the tables need ", end + device_bytes_ / 4);
+  data_.grow(end, options_.sparse);
+  crash_point("data: space allocated");
+  geometry_.data_bytes = end;
+  return offset;
+}
+
+size_t Store::add_table(const TableRecord& record) {
+  check_alive();
+  if (tables_.size() >= kTablesMax)
+    fail(ErrorKind::kFull, "a pool holds at most ", kTablesMax, " tables");
+  Table table;
+  table.record = record;
+  table.name.assign(record.name, ::strnlen(record.name, kTableNameBytes));
+  TableRecord& r = table.record;
+  const GeometryHeader before = geometry_;
+  try {
+    r.weight_bytes = r.rows * r.dim * sizeof(float);
+    r.state_bytes =
+        r.rows * static_cast<uint64_t>(state_dim(static_cast<OptimizerKind>(r.optimizer), r.dim)) *
+        sizeof(float);
+    r.weight_offset = allocate_data(r.weight_bytes);
+    r.state_offset = r.state_bytes > 0 ? allocate_data(r.state_bytes) : r.weight_offset;
+  } catch (const Error&) {
+    geometry_ = before;
+    throw;
+  }
+  tables_.push_back(table);
+  bind_views();
+  return tables_.size() - 1;
+}
+
+void Store::commit_tables() {
+  if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
+      ::fsync(data_fd_.get()) != 0) {
+    poison("fsync of the tables failed");
+    fail_os(errno, "cannot sync the pool's tables");
+  }
+  write_geometry(geometry_);
+}
+
+void Store::write_geometry(GeometryHeader next) {
+  check_alive();
+  next.magic = kGeometryMagic;
+  next.seq = geometry_.seq + 1;
+  next.num_tables = tables_.size();
+  next.crc = 0;
+  const uint64_t offset = (next.seq & 1) != 0 ? kGeometryA : kGeometryB;
+  auto* records = log_.at<TableRecord>(offset + sizeof(GeometryHeader));
+  for (size_t t = 0; t < tables_.size(); ++t) records[t] = tables_[t].record;
+  crash_point("geometry: records");
+  next.crc = crc32c(crc_of(&next, sizeof next), records, tables_.size() * sizeof(TableRecord));
+  // One checksum covers header and records: a torn write leaves this copy invalid and the other one
+  // newest.
+  *log_.at<GeometryHeader>(offset) = next;
+  persistence_.persist(log_.base() + offset,
+                       sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
+  geometry_ = next;
+}
+
+// --- slots
+
+// A copy is checked, not the mapped bytes: while a trainer runs they may change between check and
+// use.
+void Store::read_slots() {
+  for (const uint64_t offset : {kSlotA, kSlotB}) {
+    const Slot s = *log_.at<Slot>(offset);
+    if (s.magic != kSlotMagic || s.crc != checksum(s) || s.resume_bytes > kResumeBytesMax) continue;
+    if (((s.seq & 1) != 0) != (offset == kSlotB)) continue;
+    const std::string resume(log_.at<char>((s.seq & 1) != 0 ? kResumeB : kResumeA), s.resume_bytes);
+    if (crc_of(resume.data(), resume.size()) != s.resume_crc) continue;
+    if (slot_ && s.seq <= slot_->seq) continue;
+    slot_ = s;
+    found_resume_ = resume;
+  }
+}
+
+void Store::load_slots() {
+  constexpr int kTries =
+      100;  // a trainer may be writing: each try finds a valid slot unless two commits overtake it
+  read_slots();
+  for (int i = 1; i < kTries && !slot_ && options_.unlocked; ++i) read_slots();
+  const bool untouched = is_zero(log_.base() + kSlotA, 2 * kPage);
+  if (!slot_ && !untouched) {
+    // The very first slot may be torn by a crash; anything later leaves its predecessor valid.
+    const bool first_only = is_zero(log_.base() + kSlotA, kPage) && log_.at<Slot>(kSlotB)->seq <= 1;
+    if (!first_only) {
+      fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid commit slot\n  where: '",
+           log_.path(), "', bytes ", kSlotA, " and ", kSlotB,
+           "\n  state: nothing was changed\n  do:    'trainingcxl verify ", options_.path,
+           "' lists the damage; restore from a copy");
+    }
+  }
+}
+
+void Store::write_slot(Slot next, const std::string& resume) {
+  check_alive();
+  if (resume.size() > kResumeBytesMax) {
+    fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ",
+         kResumeBytesMax,
+         " fit\n  do:    keep large state in the model or optimizer, not in `state` objects");
+  }
+  next.magic = kSlotMagic;
+  next.seq = slot_ ? slot_->seq + 1 : 1;
+  next.geometry_seq = geometry_.seq;
+  const bool odd = (next.seq & 1) != 0;
+  std::byte* record = log_.base() + (odd ? kResumeB : kResumeA);
+  std::memcpy(record, resume.data(), resume.size());
+  next.resume_bytes = static_cast<uint32_t>(resume.size());
+  next.resume_crc = crc_of(resume.data(), resume.size());
+  persistence_.persist(record, resume.size());
+  next.crc = checksum(next);
+  *log_.at<Slot>(odd ? kSlotB : kSlotA) = next;
+  persistence_.persist(log_.at<Slot>(odd ? kSlotB : kSlotA), sizeof next);
+  slot_ = next;
+}
+
+std::string Store::read_resume(const Slot& slot) const {
+  if (options_.read_only) return found_resume_;
+  const auto* record = log_.at<char>((slot.seq & 1) != 0 ? kResumeB : kResumeA);
+  return std::string(record, slot.resume_bytes);
+}
+
+}  // namespace tcxl
