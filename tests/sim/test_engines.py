@@ -141,6 +141,14 @@ def test_bytes_follow_from_the_model(hardware, models):
     assert result.bytes_moved["link.memory_to_gpu"] == rm2.pooled_bytes
 
 
+@pytest.mark.parametrize("batches", [1, 2, 3, 4, 5, 6, 7])
+def test_few_batches_never_look_faster_than_the_steady_state(batches, hardware, models):
+    for model in (models[1], models[3]):
+        steady = simulate(SYSTEMS["CXL"], hardware, model).seconds_per_batch
+        few = simulate(SYSTEMS["CXL"], hardware, model, engine="event", batches=batches)
+        assert few.seconds_per_batch >= steady * (1 - 1e-6)
+
+
 def test_lost_bytes_fail_loudly():
     ledgers = {"channel": Ledger(bytes_in=100.0, bytes_out=90.0, busy_s=0.5)}
     with pytest.raises(

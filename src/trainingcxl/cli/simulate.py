@@ -273,7 +273,7 @@ def _sweep(hardware: Hardware, options: dict[str, Any]) -> dict[str, Any]:
         rows.append({"value": value, **result.to_json()})
         name, share = max(result.utilisation.items(), key=lambda item: item[1])
         lines.append(
-            f"{value:>26}{result.seconds_per_batch * 1e3:>14.3f}{result.total_energy_j:>12.4f}"
+            f"{value:>26} {result.seconds_per_batch * 1e3:>13.3f} {result.total_energy_j:>11.4f}"
             f"  {name} {share:.0%}"
         )
     return {"json": {"kind": "model", "key": key, "points": rows}, "text": "\n".join(lines)}

@@ -20,6 +20,7 @@ from trainingcxl.sim.schedule import Resource, Schedule, Stage, Step
 __all__ = ["EventRun", "Ledger", "run_events"]
 
 _SLACK = 1e-9
+_STEADY_BATCHES = 5
 
 
 @dataclass(slots=True)
@@ -229,7 +230,8 @@ def run_events(
         rounds: Chunks per server and stage.
 
     Returns:
-        Steady seconds per batch (the first and the last quarter are left out), ledgers, spans.
+        Steady seconds per batch (the first and the last quarter are left out; of
+            fewer than five batches the plain average), ledgers, spans.
 
     Raises:
         ConservationError: Bytes in and out of a resource differ, or it was busy for too long.
@@ -287,7 +289,7 @@ def _steady(finished: list[float], spans: tuple[Span, ...]) -> Solution:
     # Patterns that alternate between two batches are averaged over an even number of them.
     first = skip
     last = first + (batches - 1 - 2 * skip) // 2 * 2
-    if last <= first:
+    if batches < _STEADY_BATCHES:  # too few to tell filling from steady: the plain average
         period = finished[-1] / batches
         return Solution(
             seconds_per_batch=period,
