@@ -21,7 +21,7 @@ help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 20
 
 .PHONY: set-up
-set-up: ## make .venv and build the core; both targets below do it by themselves
+set-up: ## make .venv and build the core; every target below that needs it does that
 	@bash tools/set_up.sh
 
 .PHONY: demo
