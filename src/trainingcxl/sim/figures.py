@@ -237,14 +237,14 @@ def pools(evaluation: Evaluation) -> Figure:
 
 def goodput(evaluation: Evaluation) -> Figure:
     """Lasting batches per second over the mean time between failures."""
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(9.5, 4.2), layout="constrained")
     axes = figure.subplots()
     for index, (name, curve) in enumerate(evaluation.goodput.items()):
         hours, rate = zip(*curve, strict=True)
         axes.loglog(hours, rate, _LINES[index], color=_COLOURS[index], label=name, markersize=4)
     axes.set_xlabel("mean time between failures, hours")
     axes.set_ylabel("lasting batches a second (model)")
-    axes.legend(fontsize=8)
+    figure.legend(loc="outside right upper", fontsize=8)
     axes.grid(linewidth=0.3)
     return figure
 

@@ -60,7 +60,7 @@ def sensitivity(
             if changed is not None:
                 values = evaluate_targets(changed, models)
                 moves[label] = {name: values[name] - base[name] for name in base}
-        if any(abs(d) > 5e-4 for move in moves.values() for d in move.values()):
+        if any(abs(d) >= 5e-3 for move in moves.values() for d in move.values()):
             found[key] = moves
     return found
 
