@@ -1,4 +1,5 @@
-// Plain loops that say what the kernels must compute, bit for bit, and random batches to try them on.
+// Plain loops that say what the kernels must compute, bit for bit, and random batches to try them
+// on.
 #pragma once
 
 #include <algorithm>
@@ -22,7 +23,9 @@ struct Random {
     state ^= state << 17;
     return state * 0x2545f4914f6cdd1du;
   }
-  int64_t below(int64_t n) { return static_cast<int64_t>((next() >> 11) % static_cast<uint64_t>(n)); }
+  int64_t below(int64_t n) {
+    return static_cast<int64_t>((next() >> 11) % static_cast<uint64_t>(n));
+  }
   float uniform() { return static_cast<float>(next() >> 40) * 0x1p-23f - 1.0f; }  // [-1, 1)
 };
 
@@ -52,7 +55,8 @@ struct Table {
   TableView view;
   Floats weight, state;
   Table(uint64_t rows, int64_t dim, OptimizerKind optimizer, Random& random)
-      : weight(rows * static_cast<size_t>(dim)), state(rows * static_cast<size_t>(state_dim(optimizer, dim))) {
+      : weight(rows * static_cast<size_t>(dim)),
+        state(rows * static_cast<size_t>(state_dim(optimizer, dim))) {
     for (size_t i = 0; i < weight.size(); ++i) weight[i] = random.uniform();
     for (size_t i = 0; i < state.size(); ++i) state[i] = std::fabs(random.uniform());
     view = {weight.data(), state.size() > 0 ? state.data() : nullptr, rows, dim, optimizer};
@@ -65,13 +69,15 @@ struct Feature {
   Pooling pooling = Pooling::kSum;
   int64_t column = 0;
   FeatureBags bags() const {
-    return {ids.data(), offsets.data(), weights.empty() ? nullptr : weights.data(), pooling, column};
+    return {ids.data(), offsets.data(), weights.empty() ? nullptr : weights.data(), pooling,
+            column};
   }
 };
 
-// Bags of very different lengths: none, one, some, and one of `long_bag`. Half of the ids fall on three hot rows.
-inline Feature random_feature(uint64_t rows, int64_t num_bags, int64_t long_bag, Pooling pooling, bool weighted,
-                              int64_t column, Random& random) {
+// Bags of very different lengths: none, one, some, and one of `long_bag`. Row 0 is hot (a long bag
+// of 3000 gives it three chunks).
+inline Feature random_feature(uint64_t rows, int64_t num_bags, int64_t long_bag, Pooling pooling,
+                              bool weighted, int64_t column, Random& random) {
   Feature feature;
   feature.pooling = pooling;
   feature.column = column;
@@ -80,8 +86,10 @@ inline Feature random_feature(uint64_t rows, int64_t num_bags, int64_t long_bag,
   for (int64_t b = 0; b < num_bags; ++b) {
     const int64_t length = b == num_bags / 2 ? long_bag : lengths[random.below(5)];
     for (int64_t i = 0; i < length; ++i) {
+      const int64_t choice = random.below(10);
       const int64_t hot = std::min<int64_t>(3, static_cast<int64_t>(rows));
-      feature.ids.push_back(random.below(random.below(2) == 0 ? hot : static_cast<int64_t>(rows)));
+      feature.ids.push_back(
+          choice < 7 ? 0 : random.below(choice < 8 ? hot : static_cast<int64_t>(rows)));
       if (weighted) feature.weights.push_back(random.uniform());
     }
     feature.offsets.push_back(static_cast<int64_t>(feature.ids.size()));
@@ -119,8 +127,10 @@ T sum_across(const std::vector<T>& terms) {
   return lane[0];
 }
 
-inline void lookup_reference(const TableView& table, const Feature& feature, size_t bag, float* out) {
-  const auto begin = static_cast<size_t>(feature.offsets[bag]), end = static_cast<size_t>(feature.offsets[bag + 1]);
+inline void lookup_reference(const TableView& table, const Feature& feature, size_t bag,
+                             float* out) {
+  const auto begin = static_cast<size_t>(feature.offsets[bag]),
+             end = static_cast<size_t>(feature.offsets[bag + 1]);
   for (int64_t d = 0; d < table.dim; ++d) {
     ChunkedSum sum;
     for (size_t i = begin; i < end; ++i) {
@@ -141,12 +151,14 @@ struct Term {
 using RowTerms = std::map<uint64_t, std::vector<Term>>;
 
 // Per distinct row its gradient terms: features in order, bags in order, lookups in order.
-inline RowTerms row_terms(const std::vector<Feature>& features, size_t num_bags, const float* grad, int64_t stride) {
+inline RowTerms row_terms(const std::vector<Feature>& features, size_t num_bags, const float* grad,
+                          int64_t stride) {
   RowTerms terms;
   for (const Feature& f : features) {
     for (size_t b = 0; b < num_bags; ++b) {
       const int64_t length = f.offsets[b + 1] - f.offsets[b];
-      for (auto i = static_cast<size_t>(f.offsets[b]); i < static_cast<size_t>(f.offsets[b + 1]); ++i) {
+      for (auto i = static_cast<size_t>(f.offsets[b]); i < static_cast<size_t>(f.offsets[b + 1]);
+           ++i) {
         float coefficient = f.weights.empty() ? 1.0f : f.weights[i];
         if (f.pooling == Pooling::kMean) coefficient /= static_cast<float>(length);
         terms[static_cast<uint64_t>(f.ids[i])].push_back(
@@ -161,14 +173,15 @@ inline std::vector<float> sum_reference(const std::vector<Term>& terms, int64_t 
   std::vector<float> sum;
   for (int64_t d = 0; d < dim; ++d) {
     ChunkedSum one;
-    for (const Term& term : terms) one.add(term.has_coefficient ? term.coefficient * term.grad[d] : term.grad[d]);
+    for (const Term& term : terms)
+      one.add(term.has_coefficient ? term.coefficient * term.grad[d] : term.grad[d]);
     sum.push_back(one.value());
   }
   return sum;
 }
 
-inline void update_reference(const TableView& table, uint64_t row, std::vector<float> g, float lr, float eps,
-                             float scale) {
+inline void update_reference(const TableView& table, uint64_t row, std::vector<float> g, float lr,
+                             float eps, float scale) {
   const auto dim = static_cast<size_t>(table.dim);
   float* w = table.weight + row * dim;
   for (float& x : g) x *= scale;

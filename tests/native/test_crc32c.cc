@@ -1,11 +1,10 @@
 // CRC-32C: known answers, and the instruction against the table for every length and alignment.
-#include "crc32c.h"
-
 #include <cstdint>
 #include <string>
 #include <vector>
 
 #include "check.h"
+#include "crc32c.h"
 
 namespace {
 
@@ -16,7 +15,8 @@ uint32_t bit_by_bit(uint32_t crc, const std::vector<uint8_t>& data, size_t begin
   uint32_t state = ~crc;
   for (size_t i = begin; i < end; ++i) {
     state ^= data[i];
-    for (int bit = 0; bit < 8; ++bit) state = (state & 1) != 0 ? state >> 1 ^ 0x82f63b78u : state >> 1;
+    for (int bit = 0; bit < 8; ++bit)
+      state = (state & 1) != 0 ? state >> 1 ^ 0x82f63b78u : state >> 1;
   }
   return ~state;
 }
@@ -56,7 +56,8 @@ void every_length_and_alignment() {
     }
   }
   // Around the block lengths of the interleaved form.
-  for (const size_t size : {12280u, 12287u, 12288u, 12289u, 13056u, 13061u, 24576u, 25344u, 39990u}) {
+  for (const size_t size :
+       {12280u, 12287u, 12288u, 12289u, 13056u, 13061u, 24576u, 25344u, 39990u}) {
     const uint32_t expected = bit_by_bit(0, bytes, 3, 3 + size);
     CHECK_EQUAL(crc32c(0, &bytes[3], size), expected);
     CHECK_EQUAL(crc32c_table(0, &bytes[3], size), expected);

@@ -1,13 +1,12 @@
-// The kernels against plain loops (kernels_reference.h), bit for bit, for every vector width of this CPU and for
-// any split of the ranges.
-#include "kernels.h"
-
+// The kernels against plain loops (kernels_reference.h), bit for bit, for every vector width of
+// this CPU and for any split of the ranges.
 #include <cstring>
 #include <limits>
 #include <numeric>
 
 #include "check.h"
 #include "crc32c.h"
+#include "kernels.h"
 #include "kernels_reference.h"
 
 namespace {
@@ -15,8 +14,10 @@ namespace {
 using namespace tcxl;
 using namespace tcxl::test;
 
-constexpr int64_t kDims[] = {1, 2, 3, 4, 7, 8, 12, 16, 17, 31, 32, 48, 64, 100, 128, 129, 256, 1000, 1024};
-constexpr OptimizerKind kOptimizers[] = {OptimizerKind::kSgd, OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad};
+constexpr int64_t kDims[] = {1,  2,  3,  4,   7,   8,   12,  16,   17,  31,
+                             32, 48, 64, 100, 128, 129, 256, 1000, 1024};
+constexpr OptimizerKind kOptimizers[] = {OptimizerKind::kSgd, OptimizerKind::kAdagrad,
+                                         OptimizerKind::kRowWiseAdagrad};
 enum class Mode { kSum, kMean, kWeighted, kWeightedMean };
 constexpr Mode kModes[] = {Mode::kSum, Mode::kMean, Mode::kWeighted, Mode::kWeightedMean};
 constexpr size_t kBags = 24;
@@ -30,14 +31,17 @@ std::vector<Isa> isas() {
   return found;
 }
 
-// Two features that share a table, the second with bags of its own; a third that never looks anything up.
+// Two features that share a table, the second with bags of its own; a third that never looks
+// anything up.
 struct Batch {
   std::vector<Feature> features;
   int64_t stride;
   Floats grad;
-  Batch(int64_t dim, Mode mode, Random& random) : stride(3 * dim + 5), grad(kBags * static_cast<size_t>(stride)) {
+  Batch(int64_t dim, Mode mode, Random& random)
+      : stride(3 * dim + 5), grad(kBags * static_cast<size_t>(stride)) {
     const bool weighted = mode == Mode::kWeighted || mode == Mode::kWeightedMean;
-    const Pooling pooling = mode == Mode::kMean || mode == Mode::kWeightedMean ? Pooling::kMean : Pooling::kSum;
+    const Pooling pooling =
+        mode == Mode::kMean || mode == Mode::kWeightedMean ? Pooling::kMean : Pooling::kSum;
     features.push_back(random_feature(kRows, kBags, 3000, pooling, weighted, 2, random));
     features.push_back(random_feature(kRows, kBags, 40, pooling, weighted, dim + 3, random));
     features.push_back({{}, std::vector<int64_t>(kBags + 1, 0), {}, Pooling::kSum, 2 * dim + 3});
@@ -50,7 +54,9 @@ struct Batch {
   }
 };
 
-std::string name(int64_t dim, Isa isa) { return "dim " + std::to_string(dim) + ", " + isa_name(isa); }
+std::string name(int64_t dim, Isa isa) {
+  return "dim " + std::to_string(dim) + ", " + isa_name(isa);
+}
 
 bool same(const Floats& a, const Floats& b) {
   return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
@@ -65,7 +71,8 @@ void lookup_gives_reference_bits(const std::vector<Isa>& all) {
       Floats expected(batch.grad.size(), -5);
       for (const Feature& feature : batch.features) {
         for (size_t b = 0; b < kBags; ++b) {
-          lookup_reference(table.view, feature, b, expected.data() + static_cast<int64_t>(b) * batch.stride);
+          lookup_reference(table.view, feature, b,
+                           expected.data() + static_cast<int64_t>(b) * batch.stride);
         }
       }
       for (const Isa isa : all) {
@@ -94,8 +101,11 @@ void reference_is_close_to_double() {
     lookup_reference(table.view, f, b, out);
     for (int64_t d = 0; d < 32; ++d) {
       double sum = 0, size = 0;
-      for (auto i = static_cast<size_t>(f.offsets[b]); i < static_cast<size_t>(f.offsets[b + 1]); ++i) {
-        const double term = static_cast<double>(f.weights[i]) * static_cast<double>(table.weight[static_cast<size_t>(f.ids[i] * 32 + d)]);
+      for (auto i = static_cast<size_t>(f.offsets[b]); i < static_cast<size_t>(f.offsets[b + 1]);
+           ++i) {
+        const double term =
+            static_cast<double>(f.weights[i]) *
+            static_cast<double>(table.weight[static_cast<size_t>(f.ids[i] * 32 + d)]);
         sum += term;
         size += std::fabs(term);
       }
@@ -115,21 +125,26 @@ void weight_grad_gives_reference_bits(const std::vector<Isa>& all) {
       Floats expected(feature.ids.size());
       for (size_t b = 0; b < kBags; ++b) {
         const int64_t length = feature.offsets[b + 1] - feature.offsets[b];
-        for (auto i = static_cast<size_t>(feature.offsets[b]); i < static_cast<size_t>(feature.offsets[b + 1]); ++i) {
+        for (auto i = static_cast<size_t>(feature.offsets[b]);
+             i < static_cast<size_t>(feature.offsets[b + 1]); ++i) {
           std::vector<float> products;
           for (int64_t d = 0; d < dim; ++d) {
-            products.push_back(batch.grad[b * static_cast<size_t>(batch.stride) + static_cast<size_t>(feature.column + d)] *
+            products.push_back(batch.grad[b * static_cast<size_t>(batch.stride) +
+                                          static_cast<size_t>(feature.column + d)] *
                                table.view.weight[feature.ids[i] * dim + d]);
           }
-          const float coefficient = pooling == Pooling::kMean ? 1.0f / static_cast<float>(length) : 1.0f;
+          const float coefficient =
+              pooling == Pooling::kMean ? 1.0f / static_cast<float>(length) : 1.0f;
           expected[i] = coefficient * sum_across(products);
         }
       }
       for (const Isa isa : all) {
         use_isa(isa);
         Floats out(feature.ids.size());
-        per_sample_weight_grad(table.view, feature.bags(), 0, 7, batch.grad.data(), batch.stride, out.data());
-        per_sample_weight_grad(table.view, feature.bags(), 7, kBags, batch.grad.data(), batch.stride, out.data());
+        per_sample_weight_grad(table.view, feature.bags(), 0, 7, batch.grad.data(), batch.stride,
+                               out.data());
+        per_sample_weight_grad(table.view, feature.bags(), 7, kBags, batch.grad.data(),
+                               batch.stride, out.data());
         CHECK_CASE(same(out, expected), name(dim, isa));
       }
     }
@@ -183,9 +198,11 @@ void norms_give_reference_bits(const std::vector<Isa>& all) {
       TableLookups lookups;
       batch.build(lookups);
       std::vector<double> expected;
-      for (const auto& [row, terms] : row_terms(batch.features, kBags, batch.grad.data(), batch.stride)) {
+      for (const auto& [row, terms] :
+           row_terms(batch.features, kBags, batch.grad.data(), batch.stride)) {
         std::vector<double> squares;
-        for (const float g : sum_reference(terms, dim)) squares.push_back(static_cast<double>(g) * static_cast<double>(g));
+        for (const float g : sum_reference(terms, dim))
+          squares.push_back(static_cast<double>(g) * static_cast<double>(g));
         expected.push_back(sum_across(squares));
       }
       for (const Isa isa : all) {
@@ -251,8 +268,9 @@ void empty_ranges_do_nothing(const std::vector<Isa>& all) {
 }
 
 void non_finite_values_are_found(const std::vector<Isa>& all) {
-  const float bad[] = {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
-                       std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::signaling_NaN()};
+  const float bad[] = {
+      std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
+      std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::signaling_NaN()};
   for (const Isa isa : all) {
     use_isa(isa);
     for (const size_t n : {1u, 15u, 16u, 100u, 4095u, 4097u, 10000u}) {
@@ -293,7 +311,8 @@ void initial_weights_are_a_function_of_their_place(const std::vector<Isa>& all) 
       bool matches = true;
       for (uint64_t row = 10; row < 50; ++row) {
         for (uint64_t column = 0; column < static_cast<uint64_t>(dim); ++column) {
-          const uint64_t h = mix_reference(mix_reference(mix_reference(42 ^ 0xabcdefu) ^ row) ^ column);
+          const uint64_t h =
+              mix_reference(mix_reference(mix_reference(42 ^ 0xabcdefu) ^ row) ^ column);
           const double u = static_cast<double>(h >> 40) * 0x1p-24;
           const float x = out[row * static_cast<uint64_t>(dim) + column];
           matches &= x == static_cast<float>(2 * u - 1) * scale && x >= -scale && x < scale;
@@ -313,7 +332,8 @@ void float_mode_is_set_and_restored() {
   volatile float smallest = std::numeric_limits<float>::min();
 #if defined(__x86_64__)
   const unsigned before = __builtin_ia32_stmxcsr();
-  __builtin_ia32_ldmxcsr(before | 0x8040u | 0x6000u);  // flush to zero, denormals are zero, round towards zero
+  __builtin_ia32_ldmxcsr(before | 0x8040u |
+                         0x6000u);  // flush to zero, denormals are zero, round towards zero
   volatile float half = smallest * 0.5f;
   CHECK_EQUAL(half, 0.0f);
   {

@@ -1,4 +1,5 @@
-// Undo records: what copy_rows_to_log and the hand-off of update_rows write, its checksums and what is flushed.
+// Undo records: what copy_rows_to_log and the hand-off of update_rows write, its checksums and what
+// is flushed.
 #include <cstring>
 
 #include "check.h"
@@ -18,7 +19,9 @@ struct Span {
   size_t bytes;
 };
 std::vector<Span> flushed;  // what note_flush was called for
-void note_flush(const void* p, size_t bytes) { flushed.push_back({static_cast<const char*>(p), bytes}); }
+void note_flush(const void* p, size_t bytes) {
+  flushed.push_back({static_cast<const char*>(p), bytes});
+}
 
 bool was_flushed(const void* p, size_t bytes) {
   const char* c = static_cast<const char*>(p);
@@ -44,9 +47,12 @@ bool holds_row(const Log& log, const Table& table, uint64_t record, uint64_t row
   bytes.append(reinterpret_cast<const char*>(table.state.data() + row * state), state * 4);
   bytes.append(reinterpret_cast<const char*>(table.weight.data() + row * dim), dim * 4);
   const uint32_t crc = crc32c_table(log.columns.crc_start, bytes.data(), bytes.size());
-  return log.row[record] == row && log.crc[record] == crc && record_crc(log.columns, table.view, record) == crc &&
-         std::memcmp(log.weight.data() + record * dim, table.weight.data() + row * dim, dim * 4) == 0 &&
-         std::memcmp(log.state.data() + record * state, table.state.data() + row * state, state * 4) == 0;
+  return log.row[record] == row && log.crc[record] == crc &&
+         record_crc(log.columns, table.view, record) == crc &&
+         std::memcmp(log.weight.data() + record * dim, table.weight.data() + row * dim, dim * 4) ==
+             0 &&
+         std::memcmp(log.state.data() + record * state, table.state.data() + row * state,
+                     state * 4) == 0;
 }
 
 bool is_untouched(const Log& log, const Table& table, uint64_t record) {
@@ -76,8 +82,10 @@ template <typename Test>
 void for_each_table(const Test& test) {
   for (const Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512}) {
     if (!use_isa(isa)) continue;
-    for (const int64_t dim : {1, 2, 3, 4, 7, 8, 12, 16, 17, 31, 32, 48, 64, 100, 128, 129, 256, 1000, 1024}) {
-      for (const auto optimizer : {OptimizerKind::kSgd, OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad}) {
+    for (const int64_t dim :
+         {1, 2, 3, 4, 7, 8, 12, 16, 17, 31, 32, 48, 64, 100, 128, 129, 256, 1000, 1024}) {
+      for (const auto optimizer :
+           {OptimizerKind::kSgd, OptimizerKind::kAdagrad, OptimizerKind::kRowWiseAdagrad}) {
         Random random{static_cast<uint64_t>(dim) * 3 + static_cast<uint64_t>(optimizer) + 1};
         Table table(kRows, dim, optimizer, random);
         test(table, random, std::string(isa_name(isa)) + ", dim " + std::to_string(dim));
@@ -121,8 +129,8 @@ void copies_chosen_records(Table& table, Random& random, const std::string& name
   CHECK_CASE(right, name);
 }
 
-// After the update every row that the next batch shares lies in its record with its value after the update, and
-// no other record is touched.
+// After the update every row that the next batch shares lies in its record with its value after the
+// update, and no other record is touched.
 void update_hands_rows_over(Table& table, Random& random, const std::string& name) {
   const int64_t dim = table.view.dim;
   const Feature feature = random_feature(kRows, 60, 1500, Pooling::kSum, false, 0, random);
@@ -159,7 +167,8 @@ void update_hands_rows_over(Table& table, Random& random, const std::string& nam
     for (const uint64_t row : lookups.rows) {
       if (!flushes) break;
       const auto state = static_cast<uint64_t>(state_dim(table.view.optimizer, dim));
-      durable &= was_flushed(table.weight.data() + row * static_cast<uint64_t>(dim), static_cast<size_t>(dim) * 4);
+      durable &= was_flushed(table.weight.data() + row * static_cast<uint64_t>(dim),
+                             static_cast<size_t>(dim) * 4);
       durable &= was_flushed(table.state.data() + row * state, state * 4);
     }
     CHECK_CASE(durable, name);

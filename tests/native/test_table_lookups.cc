@@ -28,7 +28,8 @@ std::vector<Lookup> sorted(const TableLookups& lookups) {
   return out;
 }
 
-std::vector<Lookup> expected_order(const std::vector<Feature>& features, int64_t num_bags, int64_t stride) {
+std::vector<Lookup> expected_order(const std::vector<Feature>& features, int64_t num_bags,
+                                   int64_t stride) {
   std::vector<Lookup> out;
   for (const Feature& f : features) {
     for (int64_t b = 0; b < num_bags; ++b) {
@@ -37,16 +38,18 @@ std::vector<Lookup> expected_order(const std::vector<Feature>& features, int64_t
       for (size_t i = begin; i < end; ++i) {
         float factor = f.weights.empty() ? 1.0f : f.weights[i];
         if (f.pooling == Pooling::kMean) factor /= static_cast<float>(end - begin);
-        out.push_back({static_cast<uint64_t>(f.ids[i]), static_cast<uint64_t>(b * stride + f.column), factor});
+        out.push_back({static_cast<uint64_t>(f.ids[i]),
+                       static_cast<uint64_t>(b * stride + f.column), factor});
       }
     }
   }
-  std::stable_sort(out.begin(), out.end(), [](const Lookup& a, const Lookup& b) { return a.row < b.row; });
+  std::stable_sort(out.begin(), out.end(),
+                   [](const Lookup& a, const Lookup& b) { return a.row < b.row; });
   return out;
 }
 
-void check_build(TableLookups& lookups, const std::vector<Feature>& features, int64_t num_bags, int64_t stride,
-                 uint64_t table_rows, bool is_wide) {
+void check_build(TableLookups& lookups, const std::vector<Feature>& features, int64_t num_bags,
+                 int64_t stride, uint64_t table_rows, bool is_wide) {
   std::vector<FeatureBags> bags;
   for (const Feature& feature : features) bags.push_back(feature.bags());
   lookups.build(bags.data(), bags.size(), num_bags, stride, table_rows);
@@ -70,18 +73,57 @@ void check_build(TableLookups& lookups, const std::vector<Feature>& features, in
 void sorts_tables_of_every_size() {
   Random random{11};
   TableLookups lookups;
-  constexpr uint64_t kTableRows[] = {1, 2, 3, 4, 5, 16, 17, 100, 255, 256, 257, 1000, 2048, 2049, 4097, 65536, 65537,
-                                     1000000, 5000000, uint64_t{1} << 31, uint64_t{1} << 32};
+  constexpr uint64_t kTableRows[] = {1,
+                                     2,
+                                     3,
+                                     4,
+                                     5,
+                                     16,
+                                     17,
+                                     100,
+                                     255,
+                                     256,
+                                     257,
+                                     1000,
+                                     2048,
+                                     2049,
+                                     4097,
+                                     65536,
+                                     65537,
+                                     1000000,
+                                     5000000,
+                                     uint64_t{1} << 31,
+                                     uint64_t{1} << 32};
   for (const uint64_t table_rows : kTableRows) {
     for (const int64_t num_bags : {0, 1, 2, 3, 64, 600}) {
       const int64_t long_bag = random.below(3000);
-      std::vector<Feature> features{random_feature(table_rows, num_bags, long_bag, Pooling::kSum, false, 3, random),
-                                    random_feature(table_rows, num_bags, 2, Pooling::kSum, false, 35, random)};
+      std::vector<Feature> features{
+          random_feature(table_rows, num_bags, long_bag, Pooling::kSum, false, 3, random),
+          random_feature(table_rows, num_bags, 2, Pooling::kSum, false, 35, random)};
       check_build(lookups, features, num_bags, 77, table_rows, false);
       features[1] = random_feature(table_rows, num_bags, 20, Pooling::kMean, false, 35, random);
       check_build(lookups, features, num_bags, 77, table_rows, true);
       features[1] = random_feature(table_rows, num_bags, 20, Pooling::kSum, true, 35, random);
       check_build(lookups, features, num_bags, 77, table_rows, !features[1].weights.empty());
+    }
+  }
+}
+
+// Long enough to be sorted in parts: spread evenly, and all on few rows.
+void sorts_long_batches() {
+  Random random{16};
+  TableLookups lookups;
+  for (const int64_t table_rows : {3, 300, 3000, 100000, 1000000, 100000000}) {
+    for (const int64_t spread : {table_rows, (table_rows + 9) / 10, int64_t{1}}) {
+      Feature feature;
+      feature.offsets.push_back(0);
+      for (int64_t b = 0; b < 100; ++b) {
+        for (int64_t i = 0; i < 900; ++i) {
+          feature.ids.push_back(table_rows - 1 - random.below(spread));
+        }
+        feature.offsets.push_back(static_cast<int64_t>(feature.ids.size()));
+      }
+      check_build(lookups, {feature}, 100, 64, static_cast<uint64_t>(table_rows), false);
     }
   }
 }
@@ -112,15 +154,19 @@ void takes_offsets_that_start_anywhere() {
 void does_not_allocate_again() {
   Random random{14};
   TableLookups lookups;
-  const std::vector<Feature> large{random_feature(100000, 64, 2500, Pooling::kSum, false, 0, random)};
-  const std::vector<Feature> small{random_feature(100000, 64, 100, Pooling::kSum, false, 0, random)};
+  const std::vector<Feature> large{
+      random_feature(100000, 64, 2500, Pooling::kSum, false, 0, random)};
+  const std::vector<Feature> small{
+      random_feature(100000, 64, 100, Pooling::kSum, false, 0, random)};
   check_build(lookups, large, 64, 16, 100000, false);
   check_build(lookups, large, 64, 16, 100000, false);
   const uint64_t* rows = lookups.rows.data();
   const uint64_t* begin = lookups.begin.data();
   const size_t capacity = lookups.packed.capacity();
-  for (int i = 0; i < 4; ++i) check_build(lookups, i % 2 == 0 ? small : large, 64, 16, 100000, false);
-  CHECK(lookups.rows.data() == rows && lookups.begin.data() == begin && lookups.packed.capacity() == capacity);
+  for (int i = 0; i < 4; ++i)
+    check_build(lookups, i % 2 == 0 ? small : large, 64, 16, 100000, false);
+  CHECK(lookups.rows.data() == rows && lookups.begin.data() == begin &&
+        lookups.packed.capacity() == capacity);
 }
 
 void matches_rows() {
@@ -128,8 +174,10 @@ void matches_rows() {
   for (const int64_t size : {0, 1, 2, 3, 7, 40, 3000}) {
     for (const int64_t size_b : {0, 1, 5, 2000}) {
       std::vector<uint64_t> a, b;
-      for (int64_t i = 0; i < size; ++i) a.push_back(static_cast<uint64_t>(random.below(5000)) << 20);
-      for (int64_t i = 0; i < size_b; ++i) b.push_back(static_cast<uint64_t>(random.below(5000)) << 20);
+      for (int64_t i = 0; i < size; ++i)
+        a.push_back(static_cast<uint64_t>(random.below(5000)) << 20);
+      for (int64_t i = 0; i < size_b; ++i)
+        b.push_back(static_cast<uint64_t>(random.below(5000)) << 20);
       for (std::vector<uint64_t>* v : {&a, &b}) {
         std::sort(v->begin(), v->end());
         v->erase(std::unique(v->begin(), v->end()), v->end());
@@ -148,6 +196,7 @@ void matches_rows() {
 
 int main() {
   sorts_tables_of_every_size();
+  sorts_long_batches();
   is_wide_when_32_bits_do_not_do();
   takes_offsets_that_start_anywhere();
   does_not_allocate_again();
