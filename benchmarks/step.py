@@ -1,10 +1,12 @@
-"""Time of one training step: embeddings alone and a DLRM, with and without the undo log, and with torch's own.
+"""Time of one training step: embeddings alone and a DLRM, with and without the undo log, and with
+torch's own.
 
-    python benchmarks/step.py [--shapes i,iii16] [--rounds 9] [--threads 2] [--dir DIR] [--json FILE]
+    python benchmarks/step.py [--shapes i,iii16] [--rounds 9] [--threads 2] [--dir DIR] [--json
+    FILE]
 
-Method (docs/performance.md): candidates interleaved in one process, one warm-up round, medians. `T` threads for a
-peer are T - 1 for ours when the log is on, because the log's writer counts as one of the threads; at T = 1 ours
-keeps its one thread plus the writer and the line says so.
+Method (docs/performance.md): candidates interleaved in one process, one warm-up round, medians. `T`
+threads for a peer are T - 1 for ours when the log is on, because the log's writer counts as one of
+the threads; at T = 1 ours keeps its one thread plus the writer and the line says so.
 """
 
 import argparse
@@ -23,20 +25,30 @@ import torch
 from torch import nn
 
 import trainingcxl as tcxl
+from trainingcxl import _core
 
 # tables x rows x dim, lookups a bag, batch (Criteo cardinalities for iii: docs/data.md)
-CRITEO = (1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
-          5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572)  # fmt: skip
+CRITEO = (
+    *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
+    *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
+)
 SHAPES: dict[str, dict[str, Any]] = {
     "i": {"rows": [1_000_000] * 8, "dim": 32, "lookups": 80, "batch": 2048},
     "ii": {"rows": [250_000] * 32, "dim": 64, "lookups": 120, "batch": 128},
     "iii16": {"rows": [min(n, 1_000_000) for n in CRITEO], "dim": 16, "lookups": 1, "batch": 2048},
-    "iii128": {"rows": [min(n, 1_000_000) for n in CRITEO], "dim": 128, "lookups": 1, "batch": 2048},
+    "iii128": {
+        "rows": [min(n, 1_000_000) for n in CRITEO],
+        "dim": 128,
+        "lookups": 1,
+        "batch": 2048,
+    },
 }
 ZIPF_EXPONENT = 1.05
 
 
-def draw_batches(shape: dict[str, Any], count: int, *, zipf: bool, seed: int = 0) -> list[tcxl.SparseFeatures]:
+def draw_batches(
+    shape: dict[str, Any], count: int, *, zipf: bool, seed: int = 0
+) -> list[tcxl.SparseFeatures]:
     """`count` batches of row numbers; hot rows are spread over the table by an odd multiplier."""
     rng = np.random.default_rng(seed)
     keys = [f"f{t}" for t in range(len(shape["rows"]))]
@@ -48,7 +60,9 @@ def draw_batches(shape: dict[str, Any], count: int, *, zipf: bool, seed: int = 0
             if zipf and rows > 1:
                 a = ZIPF_EXPONENT
                 u = rng.random(num)
-                rank = np.floor((1 + u * ((rows + 1) ** (1 - a) - 1)) ** (1 / (1 - a)) - 1).astype(np.int64)
+                rank = np.floor((1 + u * ((rows + 1) ** (1 - a) - 1)) ** (1 / (1 - a)) - 1).astype(
+                    np.int64
+                )
                 multiplier = 2654435761 % rows | 1
                 while np.gcd(multiplier, rows) != 1:
                     multiplier += 2
@@ -64,14 +78,26 @@ def draw_batches(shape: dict[str, Any], count: int, *, zipf: bool, seed: int = 0
 class Ours:
     """The engine with everything that a commit does, without a dense part."""
 
-    def __init__(self, folder: Path, shape: dict[str, Any], *, threads: int, log: bool, optimizer: str) -> None:
+    def __init__(
+        self, folder: Path, shape: dict[str, Any], *, threads: int, log: bool, optimizer: str
+    ) -> None:
         self.pool = tcxl.Pool(folder, threads=threads, _log=log)
-        make = {"sgd": lambda: tcxl.optim.SGD(0.01), "rowwise-adagrad": lambda: tcxl.optim.RowWiseAdagrad(0.02)}
+        make = {
+            "sgd": lambda: tcxl.optim.SGD(0.01),
+            "rowwise-adagrad": lambda: tcxl.optim.RowWiseAdagrad(0.02),
+        }
         tables = [
-            tcxl.EmbeddingBagConfig(name=f"t{t}", num_embeddings=rows, embedding_dim=shape["dim"], feature_names=[f"f{t}"])
+            tcxl.EmbeddingBagConfig(
+                name=f"t{t}",
+                num_embeddings=rows,
+                embedding_dim=shape["dim"],
+                feature_names=[f"f{t}"],
+            )
             for t, rows in enumerate(shape["rows"])
         ]
-        self.module = tcxl.EmbeddingBagCollection(self.pool, tables=tables, optimizer=make[optimizer]())
+        self.module = tcxl.EmbeddingBagCollection(
+            self.pool, tables=tables, optimizer=make[optimizer]()
+        )
         self.run = tcxl.FaultTolerantRun(self.pool, self.module, dense_every=1)
         self.core = self.pool.core
         self.grad = torch.full((shape["batch"], self.module.num_columns), 1e-4).numpy()
@@ -80,9 +106,11 @@ class Ours:
         self.next_id = 0
 
     def announce(self, batch: tcxl.SparseFeatures) -> None:
+        """Hands over the batch that comes next."""
         self.next_id = self.core.announce([self.module.group_input(batch)])
 
     def step(self, batch: tcxl.SparseFeatures, following: tcxl.SparseFeatures) -> None:
+        """Lookup, update, commit; the following batch is announced first."""
         this_id = self.next_id
         self.announce(following)
         group, bags, values, offsets, weights = self.module.group_input(batch)
@@ -98,7 +126,8 @@ class Torch:
 
     def __init__(self, shape: dict[str, Any]) -> None:
         self.bags = nn.ModuleList(
-            nn.EmbeddingBag(rows, shape["dim"], mode="sum", sparse=True, include_last_offset=True) for rows in shape["rows"]
+            nn.EmbeddingBag(rows, shape["dim"], mode="sum", sparse=True, include_last_offset=True)
+            for rows in shape["rows"]
         )
         self.optimizer = torch.optim.SGD(self.bags.parameters(), lr=0.01)
         self.grad = torch.full((shape["batch"], shape["dim"]), 1e-4)
@@ -106,16 +135,20 @@ class Torch:
         self.offsets = torch.arange(0, self.size + 1, shape["lookups"])
 
     def step(self, batch: tcxl.SparseFeatures, following: tcxl.SparseFeatures) -> None:
+        """Forward, backward from a fixed gradient, optimizer step."""
         del following
         outputs = [
-            bag(batch.values[t * self.size : (t + 1) * self.size], self.offsets) for t, bag in enumerate(self.bags)
+            bag(batch.values[t * self.size : (t + 1) * self.size], self.offsets)
+            for t, bag in enumerate(self.bags)
         ]
         torch.autograd.backward(outputs, [self.grad] * len(outputs))
         self.optimizer.step()
         self.optimizer.zero_grad()
 
 
-def measure(candidates: dict[str, Callable[[int], None]], *, rounds: int, repeats: int) -> dict[str, list[float]]:
+def measure(
+    candidates: dict[str, Callable[[int], None]], *, rounds: int, repeats: int
+) -> dict[str, list[float]]:
     """Milliseconds a call, interleaved A B C A B C ..., the first round left out."""
     times: dict[str, list[float]] = {name: [] for name in candidates}
     index = 0
@@ -130,7 +163,9 @@ def measure(candidates: dict[str, Callable[[int], None]], *, rounds: int, repeat
     return times
 
 
-def embedding_step(name: str, args: argparse.Namespace, folder: Path, *, zipf: bool) -> dict[str, Any]:
+def embedding_step(
+    name: str, args: argparse.Namespace, folder: Path, *, zipf: bool
+) -> dict[str, Any]:
     """Lookup + reduce + update, no dense part."""
     shape = SHAPES[name]
     repeats = 2 if name in ("i", "ii") else 10
@@ -140,8 +175,12 @@ def embedding_step(name: str, args: argparse.Namespace, folder: Path, *, zipf: b
     ours = {
         "sgd, log": Ours(folder / "a", shape, threads=own_threads, log=True, optimizer="sgd"),
         "sgd, no log": Ours(folder / "b", shape, threads=args.threads, log=False, optimizer="sgd"),
-        "rowwise-adagrad, log": Ours(folder / "c", shape, threads=own_threads, log=True, optimizer="rowwise-adagrad"),
-        "rowwise-adagrad, no log": Ours(folder / "d", shape, threads=args.threads, log=False, optimizer="rowwise-adagrad"),
+        "rowwise-adagrad, log": Ours(
+            folder / "c", shape, threads=own_threads, log=True, optimizer="rowwise-adagrad"
+        ),
+        "rowwise-adagrad, no log": Ours(
+            folder / "d", shape, threads=args.threads, log=False, optimizer="rowwise-adagrad"
+        ),
     }
     peer = Torch(shape)
 
@@ -150,12 +189,21 @@ def embedding_step(name: str, args: argparse.Namespace, folder: Path, *, zipf: b
 
     for engine in ours.values():
         engine.announce(batches[0])
-    candidates: dict[str, Callable[[int], None]] = {key: _stepper(engine, at) for key, engine in ours.items()}
+    candidates: dict[str, Callable[[int], None]] = {
+        key: _stepper(engine, at) for key, engine in ours.items()
+    }
     candidates["nn.EmbeddingBag + SGD"] = lambda k: peer.step(*at(k))
     times = measure(candidates, rounds=args.rounds, repeats=repeats)
     stats = ours["sgd, log"].run.stats
-    unique = statistics.mean(sum(len(np.unique(c)) for c in b.values.view(len(shape["rows"]), -1).numpy()) for b in batches[:3])
-    result = summarize(f"embedding {name} {'zipf' if zipf else 'uniform'}", times, reference="nn.EmbeddingBag + SGD")
+    unique = statistics.mean(
+        sum(len(np.unique(c)) for c in b.values.view(len(shape["rows"]), -1).numpy())
+        for b in batches[:3]
+    )
+    result = summarize(
+        f"embedding {name} {'zipf' if zipf else 'uniform'}",
+        times,
+        reference="nn.EmbeddingBag + SGD",
+    )
     result["distinct_row_share"] = unique / (len(shape["rows"]) * shape["batch"] * shape["lookups"])
     total = sum(times["sgd, log"]) * repeats / 1000 * (args.rounds + 1) / args.rounds
     result["flag_wait_share"] = stats.flag_wait_s / total
@@ -169,17 +217,33 @@ def _stepper(engine: Ours, at: Callable[[int], Any]) -> Callable[[int], None]:
 
 
 class DenseModel(nn.Module):
-    """Bottom MLP, dot interaction, top MLP: the default DLRM over any pooled (B, F * D) embeddings."""
+    """Bottom MLP, dot interaction, top MLP: the default DLRM over any pooled (B, F * D)
+    embeddings.
+    """
 
     def __init__(self, num_features: int, dim: int) -> None:
         super().__init__()
         self.dim, self.num_features = dim, num_features
-        self.bottom = nn.Sequential(nn.Linear(13, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, dim), nn.ReLU())
+        self.bottom = nn.Sequential(
+            nn.Linear(13, 512),
+            nn.ReLU(),
+            nn.Linear(512, 256),
+            nn.ReLU(),
+            nn.Linear(256, dim),
+            nn.ReLU(),
+        )
         pairs = (num_features + 1) * num_features // 2
-        self.top = nn.Sequential(nn.Linear(dim + pairs, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 1))
+        self.top = nn.Sequential(
+            nn.Linear(dim + pairs, 512),
+            nn.ReLU(),
+            nn.Linear(512, 256),
+            nn.ReLU(),
+            nn.Linear(256, 1),
+        )
         self.lower = torch.tril_indices(num_features + 1, num_features + 1, offset=-1)
 
     def forward(self, dense: torch.Tensor, pooled: torch.Tensor) -> torch.Tensor:
+        """Logits (B,) of dense features (B, 13) and pooled rows (B, F * D)."""
         bottom = self.bottom(dense)
         vectors = torch.cat([bottom, pooled], 1).view(-1, self.num_features + 1, self.dim)
         dots = torch.bmm(vectors, vectors.transpose(1, 2))[:, self.lower[0], self.lower[1]]
@@ -189,29 +253,38 @@ class DenseModel(nn.Module):
 class Dlrm:
     """A whole DLRM step over the pool, as a user's loop runs it."""
 
-    def __init__(self, folder: Path, shape: dict[str, Any], *, threads: int, log: bool, dense_every: Any) -> None:
+    def __init__(
+        self, folder: Path, shape: dict[str, Any], *, threads: int, log: bool, dense_every: Any
+    ) -> None:
         torch.manual_seed(0)
         self.ours = Ours.__new__(Ours)
         tables = [
-            tcxl.EmbeddingBagConfig(name=f"t{t}", num_embeddings=rows, embedding_dim=shape["dim"], feature_names=[f"f{t}"])
+            tcxl.EmbeddingBagConfig(
+                name=f"t{t}",
+                num_embeddings=rows,
+                embedding_dim=shape["dim"],
+                feature_names=[f"f{t}"],
+            )
             for t, rows in enumerate(shape["rows"])
         ]
         self.pool = tcxl.Pool(folder, threads=threads, _log=log)
-        self.module = tcxl.EmbeddingBagCollection(self.pool, tables=tables, optimizer=tcxl.optim.RowWiseAdagrad(0.02))
+        self.module = tcxl.EmbeddingBagCollection(
+            self.pool, tables=tables, optimizer=tcxl.optim.RowWiseAdagrad(0.02)
+        )
         self.dense = DenseModel(len(tables), shape["dim"])
         self.optimizer = torch.optim.Adam(self.dense.parameters())
-        self.run = tcxl.FaultTolerantRun(self.pool, self.dense, self.optimizer, dense_every=dense_every)
+        self.run = tcxl.FaultTolerantRun(
+            self.pool, self.dense, self.optimizer, dense_every=dense_every
+        )
 
     def loop(self, batches: list[Any], count: int) -> float:
         """Seconds for `count` steps through the run's own iteration."""
-        steps = 0
         loader = [batches[k % len(batches)] for k in range(count + 1)]
         started = time.perf_counter()
         self.run.batch = 0
-        for batch in self.run.batches(_Seekable(loader)):
+        for steps, batch in enumerate(self.run.batches(_Seekable(loader)), 1):
             logits = self.dense(batch.dense, self.module(batch.sparse))
             self.run.step(nn.functional.binary_cross_entropy_with_logits(logits, batch.label))
-            steps += 1
             if steps == count:
                 return time.perf_counter() - started
         raise AssertionError("the loader was too short")
@@ -237,10 +310,15 @@ class _Batch:
 
 
 def dlrm_step(name: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """What durability costs a whole step: the same loop with the log, and without log and dense generations."""
+    """What durability costs a whole step: the same loop with the log, and without log and dense
+    generations.
+    """
     shape = SHAPES[name]
     torch.set_num_threads(args.threads)
-    batches = [_Batch(sparse, shape["batch"], k) for k, sparse in enumerate(draw_batches(shape, 16, zipf=True))]
+    batches = [
+        _Batch(sparse, shape["batch"], k)
+        for k, sparse in enumerate(draw_batches(shape, 16, zipf=True))
+    ]
     durable = Dlrm(folder / "e", shape, threads=args.threads, log=True, dense_every="auto")
     plain = Dlrm(folder / "f", shape, threads=args.threads, log=False, dense_every=1000)
     count = 10
@@ -259,19 +337,31 @@ def dlrm_step(name: str, args: argparse.Namespace, folder: Path) -> dict[str, An
 
 
 def summarize(title: str, times: dict[str, list[float]], *, reference: str) -> dict[str, Any]:
+    """Prints and returns medians, and ratios within a round."""
     rows = {}
     base = statistics.median(times[reference])
     print(f"\n{title}: ms a step, median [min, max]; time of {reference} / time")
     for key, values in times.items():
         # Ratios within a round: machines here are noisy, neighbours in time share the noise.
         ratio = statistics.median(r / v for r, v in zip(times[reference], values, strict=True))
-        rows[key] = {"median_ms": statistics.median(values), "min_ms": min(values), "max_ms": max(values), "speedup": ratio}
-        print(f"  {key:26s} {rows[key]['median_ms']:9.2f} [{min(values):8.2f}, {max(values):8.2f}]  {ratio:6.2f}x")
+        rows[key] = {
+            "median_ms": statistics.median(values),
+            "min_ms": min(values),
+            "max_ms": max(values),
+            "speedup": ratio,
+        }
+        print(
+            f"  {key:26s} {rows[key]['median_ms']:9.2f} [{min(values):8.2f}, {max(values):8.2f}] "
+            f" {ratio:6.2f}x"
+        )
     return {"title": title, "reference": reference, "reference_ms": base, "rows": rows}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Runs what the options choose."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--shapes", default="i,iii16")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
@@ -294,9 +384,18 @@ def main() -> None:
         finally:
             shutil.rmtree(folder)
     for result in results:
-        print(f"{result['title']}: share of the step that waits for flags {result['flag_wait_share']:.4f}")
+        print(
+            f"{result['title']}: share of the step that waits for flags "
+            f"{result['flag_wait_share']:.4f}"
+        )
     if args.json:
-        machine = {"cpu": platform.processor() or platform.machine(), "torch": torch.__version__, "isa": tcxl.pool.__dict__["_core"].isa(), "dir": args.dir, "threads": args.threads}
+        machine = {
+            "cpu": platform.processor() or platform.machine(),
+            "torch": torch.__version__,
+            "isa": _core.isa(),
+            "dir": args.dir,
+            "threads": args.threads,
+        }
         Path(args.json).write_text(json.dumps({"machine": machine, "results": results}, indent=1))
 
 

@@ -111,7 +111,7 @@ void bind_lookups(nb::class_<CorePool>& pool) {
       "per_sample_weight_grad",
       [](CorePool& self, const Lookup& lookup, Floats2 grad, OutFloats1 out) {
         if (static_cast<int64_t>(grad.shape(0)) != lookup.batch().bags ||
-            out.shape(0) < lookup.batch().ids.size())
+            out.shape(0) < lookup.batch().num_given())
           fail(ErrorKind::kValue, "gradient and lookup have different shapes");
         nb::gil_scoped_release released;
         self.engine().per_sample_weight_grad(lookup, grad.data(), out.data());
@@ -186,8 +186,7 @@ void bind_commits(nb::class_<CorePool>& pool) {
 void bind_engine(nb::module_& module, nb::class_<CorePool>& pool) {
   nb::class_<Lookup>(module, "Lookup",
                      "What one lookup call read; kept until its gradient is committed.")
-      .def_prop_ro("is_announced", [](const Lookup& self) { return self.step != nullptr; })
-      .def_prop_ro("is_filtered", [](const Lookup& self) { return self.batch().is_filtered; });
+      .def_prop_ro("is_announced", [](const Lookup& self) { return self.step != nullptr; });
   bind_lookups(pool);
   bind_commits(pool);
 }

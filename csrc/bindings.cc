@@ -23,6 +23,8 @@ using namespace nb::literals;
 namespace tcxl {
 namespace {
 
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
 nb::dict report_dict(const RecoveryReport& r) {
   nb::dict d;
   d["has_point"] = r.has_point;
@@ -55,7 +57,7 @@ nb::list tables_list(CorePool& pool) {
   return out;
 }
 
-nb::dict info_dict(CorePool& pool) {
+nb::dict facts_dict(CorePool& pool) {
   Store& store = pool.store();
   nb::dict d;
   d["uuid"] = store.uuid_text();
@@ -144,10 +146,10 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 void bind_contents(nb::class_<CorePool>& pool) {
-  pool.def("info", &info_dict);
+  pool.def("facts", &facts_dict);
   pool.def("tables", &tables_list);
-  pool.def("slot", [](CorePool& self) -> nb::object {
-    if (!self.store().slot()) return nb::none();
+  pool.def("slot", [](CorePool& self) -> std::optional<nb::dict> {
+    if (!self.store().slot()) return std::nullopt;
     const layout::Slot& slot = *self.store().slot();
     nb::dict d;
     d["batch"] = slot.batch;
@@ -157,17 +159,15 @@ void bind_contents(nb::class_<CorePool>& pool) {
     d["resume"] = nb::bytes(resume.data(), resume.size());
     return d;
   });
-  pool.def("dense_blob",
-           [](nb::handle self) -> nb::object {  // bytes of the newest generation, a view
-             CorePool& core = nb::cast<CorePool&>(self);
-             if (!core.dense().newest()) return nb::none();
-             const Generation& g = *core.dense().newest();
-             auto* data = reinterpret_cast<uint8_t*>(const_cast<std::byte*>(core.dense().blob(g)));
-             return nb::cast(nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(
-                 data, {static_cast<size_t>(g.header.blob_bytes)}, self));
-           });
-  pool.def("dense_resume", [](CorePool& self) -> nb::object {
-    if (!self.dense().newest()) return nb::none();
+  pool.def("dense_blob", [](nb::handle self) -> std::optional<Bytes> {  // a view
+    CorePool& core = nb::cast<CorePool&>(self);
+    if (!core.dense().newest()) return std::nullopt;
+    const Generation& g = *core.dense().newest();
+    auto* data = reinterpret_cast<uint8_t*>(const_cast<std::byte*>(core.dense().blob(g)));
+    return Bytes(data, {static_cast<size_t>(g.header.blob_bytes)}, self);
+  });
+  pool.def("dense_resume", [](CorePool& self) -> std::optional<nb::bytes> {
+    if (!self.dense().newest()) return std::nullopt;
     const std::string resume = self.dense().read_resume(*self.dense().newest());
     return nb::bytes(resume.data(), resume.size());
   });

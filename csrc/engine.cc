@@ -135,13 +135,16 @@ std::shared_ptr<Lookup> Engine::lookup(const GroupInput& input, float* out) {
   return result;
 }
 
-void Engine::per_sample_weight_grad(const Lookup& lookup, const float* grad, float* weight_grad) {
+void Engine::per_sample_weight_grad(const Lookup& lookup, const float* grad, float* result) {
   const GroupBatch& batch = lookup.batch();
   const Group& spec = groups_[batch.group];
+  std::vector<float> kept(batch.is_filtered ? batch.ids.size() : 0);
+  float* weight_grad = batch.is_filtered ? kept.data() : result;
   workers_.run(spec.features.size(), [&](uint64_t f) {
     tcxl::per_sample_weight_grad(store_.tables()[spec.features[f].table].view, batch.features[f], 0,
                                  batch.bags, grad, spec.stride, weight_grad);
   });
+  if (batch.is_filtered) batch.spread(spec, kept, result);
 }
 
 // --- prepare

@@ -76,7 +76,7 @@ class Engine {
   // Pooled rows of one group into out[bags][stride]. The indices are those of the oldest announced
   // step when they are equal bit for bit, else they are copied.
   std::shared_ptr<Lookup> lookup(const GroupInput& input, float* out);
-  void per_sample_weight_grad(const Lookup& lookup, const float* grad, float* weight_grad);
+  void per_sample_weight_grad(const Lookup& lookup, const float* grad, float* result);
 
   // Makes `parts` the step that commits next: announced steps up to id `through` that it does not
   // use are dropped. Checks the gradients. Every error leaves pool and queue as they were, or the

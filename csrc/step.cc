@@ -119,6 +119,17 @@ void GroupBatch::assign(const GroupInput& in, const Group& spec, const std::vect
   }
 }
 
+void GroupBatch::spread(const Group& spec, const std::vector<float>& kept, float* result) const {
+  size_t next = 0;
+  for (size_t f = 0; f < spec.features.size(); ++f) {
+    const int64_t* feature_offsets = given_offsets.data() + static_cast<int64_t>(f) * bags;
+    for (int64_t i = feature_offsets[0]; i < feature_offsets[bags]; ++i) {
+      const bool is_padding = given_ids[static_cast<size_t>(i)] == spec.features[f].padding_row;
+      result[i] = is_padding ? 0.0f : kept[next++];
+    }
+  }
+}
+
 bool GroupBatch::equals(const GroupInput& in, const Group& spec) const {
   const auto& my_ids = is_filtered ? given_ids : ids;
   const auto& my_offsets = is_filtered ? given_offsets : offsets;

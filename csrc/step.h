@@ -52,8 +52,11 @@ struct GroupBatch {
   std::vector<float> given_weights;
   std::vector<FeatureBags> features;
 
+  size_t num_given() const { return is_filtered ? given_ids.size() : ids.size(); }
   // Copies and checks. kIndex / kValue name feature, bag and position before anything is kept.
   void assign(const GroupInput& input, const Group& group_spec, const std::vector<Table>& tables);
+  // A value per lookup that was kept, put where the caller's lookups are; padding gets 0.
+  void spread(const Group& group_spec, const std::vector<float>& kept, float* result) const;
   // Whether the input is bit for bit what was announced.
   bool equals(const GroupInput& input, const Group& group_spec) const;
 };

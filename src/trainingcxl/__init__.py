@@ -1,6 +1,7 @@
 """TrainingCXL: recommendation-model training in persistent memory, every batch durable.
 
-Public names are imported on first use, so that `trainingcxl inspect` and `trainingcxl.sim` need no torch.
+Public names are imported on first use, so that `trainingcxl inspect` and `trainingcxl.sim` need no
+torch.
 """
 
 from importlib import import_module

@@ -1,9 +1,12 @@
-"""The batches of one epoch from where the last commit left off, one fetched ahead so that it can be announced.
+"""The batches of one epoch from where the last commit left off, one fetched ahead so that it can be
+announced.
 
 Position counts batches *consumed* by commits. Three kinds of loader:
   - with `seek(epoch, batch)` (ours): a pure function of the position, nothing to save;
-  - with `state_dict`/`load_state_dict` (torchdata's StatefulDataLoader): the state after the last consumed batch;
-  - any other iterable: its generators are put back to the start of the epoch and the batches are skipped.
+  - with `state_dict`/`load_state_dict` (torchdata's StatefulDataLoader): the state after the last
+    consumed batch;
+  - any other iterable: its generators are put back to the start of the epoch and the batches are
+    skipped.
 """
 
 import base64
@@ -43,8 +46,8 @@ class BatchFeed:
         epoch: The epoch.
         consumed: Batches of this epoch that commits have already consumed.
         loader_state: What was recorded with the last of them, or at the end of the epoch before.
-        epoch_rng: Generators at the start of this epoch, for loaders that can only be skipped; of an epoch
-            that has not begun, the loader's own.
+        epoch_rng: Generators at the start of this epoch, for loaders that can only be skipped; of
+            an epoch that has not begun, the loader's own.
         fetch_rng: Generators before each of the batches fetched ahead at the last commit.
         is_restored: The state is of another process: the loader does not stand where it says.
         announce: Hands a batch to the engine; returns the id of its step.
@@ -75,18 +78,23 @@ class BatchFeed:
             loader.seek(epoch, consumed)
             self._iterator = iter(loader)
         elif consumed == 0:
-            self._begin(loader, loader_state if is_restored else None, epoch_rng if is_restored else None)
+            self._begin(
+                loader, loader_state if is_restored else None, epoch_rng if is_restored else None
+            )
         else:
             now = get_rng_state()
             self._resume(loader, consumed, loader_state, epoch_rng)
             for i in range(lookahead):
-                if i < len(fetch_rng) and fetch_rng[i] is not None:
-                    set_rng_state(fetch_rng[i])
+                drawn_at = fetch_rng[i] if i < len(fetch_rng) else None
+                if drawn_at is not None:
+                    set_rng_state(drawn_at)
                 self._fill(i + 1)
             set_rng_state(now)
 
     def _begin(self, loader: Any, loader_state: Any, epoch_rng: dict[str, Any] | None) -> None:
-        """Starts an epoch, in a new process from the state that the loader had at the end of the epoch before."""
+        """Starts an epoch, in a new process from the state that the loader had at the end of the
+        epoch before.
+        """
         if not self._is_stateful:
             _set_generators(loader, epoch_rng)
             self.epoch_rng = {**get_rng_state(), **_generator_states(loader)}
@@ -115,10 +123,16 @@ class BatchFeed:
     def _resume(
         self, loader: Any, consumed: int, loader_state: Any, epoch_rng: dict[str, Any] | None
     ) -> None:
-        """Brings the loader to where it was; what this draws from the generators does not matter."""
+        """Brings the loader to where it was; what this draws from the generators does not
+        matter.
+        """
         if self._is_stateful:
             if loader_state is None:
-                warnings.warn("the loader's state was not recorded; this epoch starts again from its first batch", stacklevel=4)
+                warnings.warn(
+                    "the loader's state was not recorded; this epoch starts again from its "
+                    "first batch",
+                    stacklevel=4,
+                )
             else:
                 loader.load_state_dict(decode_tree(loader_state, []))
             self._iterator = iter(loader)
@@ -134,7 +148,8 @@ class BatchFeed:
                     break
             warnings.warn(
                 f"this loader has no state_dict: {consumed} batches were fetched again and skipped "
-                f"({time.perf_counter() - started:.1f} s); trainingcxl.data.BatchLoader or a stateful loader seeks instead",
+                f"({time.perf_counter() - started:.1f} s); trainingcxl.data.BatchLoader or a "
+                "stateful loader seeks instead",
                 stacklevel=4,
             )
 
@@ -152,7 +167,9 @@ class BatchFeed:
             self._ahead.append(Fetched(batch, self._announce(batch), state, rng))
 
     def fetch_rng(self) -> list[dict[str, Any] | None]:
-        """Generators before each batch that is fetched ahead now; empty where no fetch drew from them."""
+        """Generators before each batch that is fetched ahead now; empty where no fetch drew from
+        them.
+        """
         states = [fetched.rng for fetched in self._ahead]
         return states if any(state is not None for state in states) else []
 
@@ -170,18 +187,26 @@ class BatchFeed:
 def _generators(loader: Any) -> list[torch.Generator]:
     """The generators of a torch DataLoader: its own, its sampler's, its batch sampler's."""
     batch_sampler = getattr(loader, "batch_sampler", None)
-    holders = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    holders = (
+        loader,
+        getattr(loader, "sampler", None),
+        batch_sampler,
+        getattr(batch_sampler, "sampler", None),
+    )
     found: list[torch.Generator] = []
     for holder in holders:
         generator = getattr(holder, "generator", None)
-        if isinstance(generator, torch.Generator) and all(generator is not other for other in found):
+        if isinstance(generator, torch.Generator) and all(
+            generator is not other for other in found
+        ):
             found.append(generator)
     return found
 
 
 def _generator_states(loader: Any) -> dict[str, Any]:
     states = [
-        base64.b64encode(generator.get_state().numpy().tobytes()).decode() for generator in _generators(loader)
+        base64.b64encode(generator.get_state().numpy().tobytes()).decode()
+        for generator in _generators(loader)
     ]
     return {"loader": states} if states else {}
 

@@ -1,7 +1,9 @@
-"""FaultTolerantRun: step, commit, resume for the Python side of training (paper: failure tolerant training).
+"""FaultTolerantRun: step, commit, resume for the Python side of training (paper: failure tolerant
+training).
 
-Every commit makes the batch's rows and a resume record the new recovery point; the dense part is captured every
-`dense_every` batches and written in the background (paper: relaxed batch-aware checkpoint).
+Every commit makes the batch's rows and a resume record the new recovery point; the dense part is
+captured every `dense_every` batches and written in the background (paper: relaxed batch-aware
+checkpoint).
 """
 
 import json
@@ -9,46 +11,30 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainingcxl.batches import BatchFeed, Fetched
+from trainingcxl.dense_part import DensePart
 from trainingcxl.errors import ConfigError, PoolError, RecoveryError
 from trainingcxl.pool import Pool
-from trainingcxl.resume import Recorded, changed_settings, environment, restore_dense, restore_optimizer_state
+from trainingcxl.resume import (
+    Recorded,
+    changed_settings,
+    environment,
+    restore_dense,
+    restore_optimizer_state,
+)
 from trainingcxl.rng import get_rng_state, set_rng_state
-from trainingcxl.state import BlobParts, encode_tree, json_bytes
+from trainingcxl.state import encode_tree, json_bytes
+from trainingcxl.stats import StepStats
 
 __all__ = ["FaultTolerantRun", "StepStats"]
 
 _log = logging.getLogger("trainingcxl")
-_DENSE_BUDGET = 0.02  # of the step's time, for capturing and writing the dense part
-_DENSE_EVERY_MAX = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StepStats:
-    """Totals since the pool was opened; times in seconds."""
-
-    batches: int
-    lookups: int
-    rows: int
-    rows_handed_over: int
-    log_bytes: int
-    dense_bytes: int
-    unannounced_batches: int
-    lookup_s: float
-    update_s: float
-    flag_wait_s: float
-    log_inline_s: float
-    commit_s: float
-    dense_copy_s: float
-    dense_wait_s: float
-    background_s: float
-    step_s: float
 
 
 class FaultTolerantRun:
@@ -58,19 +44,23 @@ class FaultTolerantRun:
         pool: The pool that the model's embedding modules use.
         model: The model. Its parameters and buffers are the dense part; tables are in the pool.
         dense_optimizer: Optimizer of the dense part, or None.
-        state: Further objects with state_dict()/load_state_dict(), by name: schedulers, scalers, counters.
-        every_batch: Like `state`, for learning-rate schedulers that count batches: every commit steps them after
-            the optimizers, so that they are part of its record. (One that the loop steps after `run.step` would
-            be a batch behind after a resume. Schedulers that count epochs belong in `state`.)
+        state: Further objects with state_dict()/load_state_dict(), by name: schedulers, scalers,
+            counters.
+        every_batch: Like `state`, for learning-rate schedulers that count batches: every commit
+            steps them after the optimizers, so that they are part of its record. (One that the loop
+            steps after `run.step` would be a batch behind after a resume. Schedulers that count
+            epochs belong in `state`.)
         settings: What must not change between runs (JSON data); compared on resume.
-        remarks: What may change (JSON data): kept in `pool.resume_record["volatile"]["remarks"]`, never compared.
-        dense_every: Capture the dense part every K batches; "auto" keeps its cost within 2 % of the step.
+        remarks: What may change (JSON data): kept in `pool.resume_record["volatile"]["remarks"]`,
+            never compared.
+        dense_every: Capture the dense part every K batches; "auto" keeps its cost within 2 % of the
+            step.
         sparse_of: Features of a batch as the embedding module takes them, to announce them ahead.
             Default: `batch.sparse`.
         strict: Another torch, CPU or thread count than recorded is an error, not a warning.
 
-    Construct it after the model, before the loop: where the pool has a recovery point, everything is
-    restored here (model, optimizers, states, random generators, position).
+    Construct it after the model, before the loop: where the pool has a recovery point, everything
+    is restored here (model, optimizers, states, random generators, position).
 
     Raises:
         RecoveryError: The pool's state does not fit the model; names the entries.
@@ -91,8 +81,6 @@ class FaultTolerantRun:
         sparse_of: Callable[[Any], Any] | None = None,
         strict: bool = False,
     ) -> None:
-        if dense_every != "auto" and not (isinstance(dense_every, int) and 1 <= dense_every <= _DENSE_EVERY_MAX):
-            raise ValueError(f"dense_every is {dense_every!r}, expected 'auto' or 1 to {_DENSE_EVERY_MAX}")
         self.pool = pool
         self.model = model
         self.dense_optimizer = dense_optimizer
@@ -106,8 +94,6 @@ class FaultTolerantRun:
         self._changed_late: set[str] = set()
         self._settings = json.loads(json_bytes(dict(settings or {})))  # as it will be read back
         self._remarks = dict(remarks or {})
-        self._is_auto = dense_every == "auto"
-        self._dense_every = 1 if dense_every == "auto" else int(dense_every)
         self._sparse_of = sparse_of
         self._strict = strict
         self._core = pool.core
@@ -119,24 +105,24 @@ class FaultTolerantRun:
         self._feed: BatchFeed | None = None
         self._pending_batches = 0
         self._grad_scale = 1.0
-        self._is_dense_ahead = False  # the dense optimizer has stepped beyond the committed batch
         self._step_seconds = 0.0
         self._last_commit_at: float | None = None
-        self._captures = 0
         self._has_warned = False
         self._is_restored = False  # no loader has been brought to the recorded place yet
-        # Not as they are when a generation is written: by then the loop may have drawn for the next batch.
+        # Not as they are when a generation is written: by then the loop may have drawn for the next
+        # batch.
         self._committed_rng = get_rng_state()
-        self._next_epoch = Recorded()  # what the loader that was used last begins the next epoch with
+        self._next_epoch = (
+            Recorded()
+        )  # what the loader that was used last begins the next epoch with
         if pool.transaction.has_run:
             raise PoolError(
-                f"pool '{pool.path}' already has a run\n  do:    use that one, or close the pool and open it again"
+                f"pool '{pool.path}' already has a run\n  do:    use that one, or close the pool "
+                "and open it again"
             )
-        if dense_optimizer is not None:
-            dense_optimizer.register_step_post_hook(self._mark_dense_ahead)
-        self._core.set_dense_every(self._dense_every)
+        self._dense = DensePart(pool, model, dense_optimizer, self._state, every=dense_every)
         if pool.is_new:
-            self._capture_now()
+            self._dense.capture(self._record_bytes())
             pool.is_new = False
         else:
             self._restore()
@@ -145,7 +131,7 @@ class FaultTolerantRun:
         if not pool.is_read_only:
             pool.settle = self._write_generation
 
-    # --- where the run stands -------------------------------------------------------------------------
+    # --- where the run stands
 
     @property
     def committed_batch(self) -> int:
@@ -154,38 +140,35 @@ class FaultTolerantRun:
 
     @property
     def durable_batch(self) -> int | None:
-        """Newest batch known to survive a power loss; None where the medium or level promises none."""
+        """Newest batch known to survive a power loss; None where the medium or level promises
+        none.
+        """
         return self.pool.durable_batch
 
     @property
     def dense_every(self) -> int:
         """Batches between two dense generations at present."""
-        return self._dense_every
+        return self._dense.every
 
     @property
     def stats(self) -> StepStats:
         """Where the time went since the pool was opened."""
-        raw = self._core.stats()
-        seconds = {name: 1e-9 * raw[name + "_ns"] for name in _TIMES}
-        background = ("background_log_ns", "background_sort_ns", "background_dense_ns")
-        return StepStats(
-            **{name: raw[name] for name in _COUNTS},
-            **{name + "_s": value for name, value in seconds.items()},
-            unannounced_batches=raw["unannounced"],
-            background_s=1e-9 * sum(raw[name] for name in background),
-            step_s=self._step_seconds,
-        )
+        return StepStats.from_core(self._core.stats(), self._step_seconds)
 
-    # --- the loop -------------------------------------------------------------------------------------
+    # --- the loop
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Epochs that are still to be trained, up to `num_epochs` in all; a finished one is not entered again.
+        """Epochs that are still to be trained, up to `num_epochs` in all; a finished one is not
+        entered again.
 
-        When the last one is over the run is marked finished. Leaving the loop by `break` does not mark it;
-        call `finish()` for that (early stopping).
+        When the last one is over the run is marked finished. Leaving the loop by `break` does not
+        mark it; call `finish()` for that (early stopping).
         """
         if self.finished and self.epoch >= num_epochs:
-            self._notice(f"the run is complete: {self.epoch} epochs, batch {self.committed_batch}; nothing to do")
+            self._notice(
+                f"the run is complete: {self.epoch} epochs, batch {self.committed_batch}; "
+                "nothing to do"
+            )
             return
         if self.finished and self._is_stopped_early():
             self._notice(f"the run was finished early in epoch {self.epoch}; nothing to do")
@@ -200,7 +183,9 @@ class FaultTolerantRun:
         self.finish()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Batches of the present epoch after the last committed one; announces the next while one is in use."""
+        """Batches of the present epoch after the last committed one; announces the next while
+        one is in use.
+        """
         feed = BatchFeed(
             loader,
             epoch=self.epoch,
@@ -233,7 +218,8 @@ class FaultTolerantRun:
         """Backward, dense optimizer step, row update, commit; then clears the gradients.
 
         Raises:
-            ValueError: The loss or a pooled gradient is not finite. The pool is unchanged; `skip()` goes on.
+            ValueError: The loss or a pooled gradient is not finite. The pool is unchanged; `skip()`
+                goes on.
         """
         if not bool(torch.isfinite(loss.detach()).all()):
             raise ValueError(
@@ -242,13 +228,14 @@ class FaultTolerantRun:
             )
         loss.backward()  # type: ignore[no-untyped-call]
         self.commit()
-        self._zero_grad()
+        self._dense.zero_grad()
 
     def commit(self, *, step_dense: bool = True) -> None:
-        """Makes everything since the last commit durable as one batch: dense step, rows, resume record.
+        """Makes everything since the last commit durable as one batch: dense step, rows, resume
+        record.
 
-        For loops that call backward themselves: accumulation over several batches, clipping, an own dense step
-        (`step_dense=False`). Gradients of the dense part are left alone.
+        For loops that call backward themselves: accumulation over several batches, clipping, an own
+        dense step (`step_dense=False`). Gradients of the dense part are left alone.
 
         Raises:
             ValueError: A pooled gradient is not finite. Nothing has changed.
@@ -261,18 +248,24 @@ class FaultTolerantRun:
         self._commit_prepared()
 
     def skip(self) -> None:
-        """Commits the batch without changing a row or the dense part: only the position moves on."""
-        if self._is_dense_ahead:
-            raise PoolError("the dense optimizer has already stepped; this batch can no longer be skipped")
+        """Commits the batch without changing a row or the dense part: only the position moves
+        on.
+        """
+        if self._dense.is_ahead:
+            raise PoolError(
+                "the dense optimizer has already stepped; this batch can no longer be skipped"
+            )
         self.pool.transaction.clear()
-        self._zero_grad()
+        self._dense.zero_grad()
         self._core.prepare([], self._through)
         self._commit_prepared(is_skipped=True)
 
     def clip_grad_norm_(self, max_norm: float) -> float:
-        """Scales all gradients, of rows (summed per distinct row) and of the dense part, to a norm of at most max_norm.
+        """Scales all gradients, of rows (summed per distinct row) and of the dense part, to a norm
+        of at most max_norm.
 
-        Call between backward and commit. Returns the norm before, as torch.nn.utils.clip_grad_norm_ does.
+        Call between backward and commit. Returns the norm before, as torch.nn.utils.clip_grad_norm_
+        does.
         """
         self._core.prepare(self.pool.transaction.native_parts(), self._through)
         squares = self._core.grad_norm_sq()
@@ -287,7 +280,9 @@ class FaultTolerantRun:
         return norm
 
     def sync(self) -> None:
-        """Blocks until the dense part of the committed batch is written and, where the medium can, all is durable."""
+        """Blocks until the dense part of the committed batch is written and, where the medium
+        can, all is durable.
+        """
         self._write_generation()
         self.pool.sync()
 
@@ -298,24 +293,34 @@ class FaultTolerantRun:
         self._write_generation(force=True)
 
     def close(self) -> None:
-        """Writes the dense generation of the committed batch, so that resume has nothing to do again."""
-        if self.pool.is_read_only or self._is_dense_ahead or self.pool.transaction.has_forward:
+        """Writes the dense generation of the committed batch, so that resume has nothing to do
+        again.
+        """
+        if self.pool.is_read_only or self._dense.is_ahead or self.pool.transaction.has_forward:
             return  # in the middle of a step the dense part is not that of the committed batch
         self._core.drop_announced()
         self._write_generation()
 
-    # --- inside ---------------------------------------------------------------------------------------
+    # --- inside
 
     def _announce(self, batch: Any) -> int:
         collections = self.pool.transaction.collections
-        features = self._sparse_of(batch) if self._sparse_of is not None else getattr(batch, "sparse", None)
+        features = (
+            self._sparse_of(batch)
+            if self._sparse_of is not None
+            else getattr(batch, "sparse", None)
+        )
         if features is None or not collections:
             return 0
         try:
             if len(collections) == 1:
                 inputs = [collections[0].group_input(features)]
             else:
-                inputs = [module.group_input(features[module]) for module in collections if module in features]
+                inputs = [
+                    module.group_input(features[module])
+                    for module in collections
+                    if module in features
+                ]
             return int(self._core.announce(inputs))
         except (IndexError, ValueError, TypeError, KeyError):
             return 0  # the lookup itself raises it, at the batch that has it
@@ -327,7 +332,9 @@ class FaultTolerantRun:
         self._committed_rng = get_rng_state()
         if self._current is not None and self._feed is not None:
             self._recorded = replace(
-                self._recorded, loader_state=self._current.loader_state, fetch_rng=self._feed.fetch_rng()
+                self._recorded,
+                loader_state=self._current.loader_state,
+                fetch_rng=self._feed.fetch_rng(),
             )
         try:
             settings = self.pool.transaction.row_settings(self._table_names)
@@ -339,16 +346,15 @@ class FaultTolerantRun:
             raise
         self._pending_batches = 0
         self._grad_scale = 1.0
-        self._is_dense_ahead = False
+        self._dense.is_ahead = False
         self._warn_unless_announced()
         self.pool.transaction.clear()
         self._count_time()
-        if self._core.is_dense_due():
-            self._capture()
+        self._dense.capture_if_due(self._record_bytes(), self._step_seconds)
 
     def _step_schedulers(self) -> None:
         for collection in self.pool.transaction.collections:
-            collection.optimizer.step()  # type: ignore[attr-defined]
+            collection.optimizer.step()
         for scheduler in self._every_batch.values():
             scheduler.step()
 
@@ -357,12 +363,16 @@ class FaultTolerantRun:
         if self._pending_batches > 0:
             return
         for name, now in self._plain_state().items():
-            if name in self._changed_late or json_bytes(now) == json_bytes(self._recorded_state.get(name)):
+            if name in self._changed_late or json_bytes(now) == json_bytes(
+                self._recorded_state.get(name)
+            ):
                 continue
             self._changed_late.add(name)
             self._notice(
-                f"state '{name}' changed after the commit of batch {self.committed_batch}; resume from there would "
-                "not know: change it before run.step(), or pass a scheduler that counts batches as every_batch="
+                f"state '{name}' changed after the commit of batch {self.committed_batch}; "
+                "resume from there would "
+                "not know: change it before run.step(), or pass a scheduler that counts batches "
+                "as every_batch="
             )
 
     def _warn_unless_announced(self) -> None:
@@ -371,19 +381,11 @@ class FaultTolerantRun:
             return
         self._has_warned = True
         self._notice(
-            f"batch {self.committed_batch} was not announced ahead, so its undo log was written in the commit; "
+            f"batch {self.committed_batch} was not announced ahead, so its undo log was written "
+            "in the commit; "
             "iterate with run.batches(loader), and pass sparse_of= when batches have no `sparse` "
             "(said once; run.stats.unannounced_batches counts)"
         )
-
-    def _zero_grad(self) -> None:
-        if self.dense_optimizer is not None:
-            self.dense_optimizer.zero_grad(set_to_none=True)
-        else:
-            self.model.zero_grad(set_to_none=True)
-
-    def _mark_dense_ahead(self, *_: Any) -> None:
-        self._is_dense_ahead = True
 
     def _count_time(self) -> None:
         now = time.perf_counter()
@@ -391,29 +393,14 @@ class FaultTolerantRun:
             self._step_seconds += now - self._last_commit_at
         self._last_commit_at = now
 
-    def _capture_now(self) -> None:
-        parts = self._dense_parts()  # must outlive the call: the core copies from its addresses
-        self._core.capture(self._record_bytes(), parts.pieces())
-
-    def _capture(self) -> None:
-        self._capture_now()
-        self._captures += 1
-        if not self._is_auto or self._captures < 3:
-            return
-        raw = self._core.stats()
-        cost = 1e-9 * (raw["dense_copy_ns"] + raw["background_dense_ns"]) / self._captures
-        step = self._step_seconds / max(1, raw["batches"])
-        wanted = min(max(math.ceil(cost / (_DENSE_BUDGET * step)), 1), _DENSE_EVERY_MAX)
-        if not 0.8 <= wanted / self._dense_every <= 1.25:  # noise is no reason to change
-            self._dense_every = wanted
-            self._core.set_dense_every(wanted)
-
     def _write_generation(self, *, force: bool = False) -> None:
-        if self._is_dense_ahead:
-            raise PoolError("the dense optimizer has stepped beyond the committed batch\n  do:    commit first")
+        if self._dense.is_ahead:
+            raise PoolError(
+                "the dense optimizer has stepped beyond the committed batch\n  do:    commit first"
+            )
         self._core.wait_dense()
         if force or self._core.dense_batch != self.committed_batch:
-            self._capture_now()
+            self._dense.capture(self._record_bytes())
             self._core.wait_dense()
             self._core.commit_record(self._record_bytes())
 
@@ -431,14 +418,9 @@ class FaultTolerantRun:
         self._write_generation(force=True)
 
     def _is_stopped_early(self) -> bool:
-        return self._recorded.target_epochs is not None and self.epoch < self._recorded.target_epochs
-
-    def _dense_parts(self) -> BlobParts:
-        tree: dict[str, Any] = {"model": self.model.state_dict()}
-        if self.dense_optimizer is not None:
-            tree["optimizer"] = self.dense_optimizer.state_dict()
-        tree["state"] = {name: item.state_dict() for name, item in self._state.items()}
-        return BlobParts(tree)
+        return (
+            self._recorded.target_epochs is not None and self.epoch < self._recorded.target_epochs
+        )
 
     def _plain_state(self) -> dict[str, Any]:
         plain = {}
@@ -463,7 +445,7 @@ class FaultTolerantRun:
             "loader": self._recorded.loader_state,
             "state": self._recorded_state,
             "rows": {
-                name: encode_tree(module.optimizer.state_dict()["param_groups"], None)  # type: ignore[attr-defined]
+                name: encode_tree(module.optimizer.state_dict()["param_groups"], None)
                 for module in self.pool.transaction.collections
                 for name in module.table_names[:1]
             },
@@ -477,21 +459,33 @@ class FaultTolerantRun:
         assert record is not None
         differences = changed_settings(self._settings, record.get("settings", {}))
         if differences:
-            raise ConfigError("\n".join([f"pool '{self.pool.path}' was trained with other settings", *differences]))
+            raise ConfigError(
+                "\n".join(
+                    [f"pool '{self.pool.path}' was trained with other settings", *differences]
+                )
+            )
         for text in restore_dense(self.pool, self.model, self.dense_optimizer, self._state, record):
             self._notice(text)
-        for text in restore_optimizer_state(self.pool.transaction.collections, record.get("rows", {})):
+        for text in restore_optimizer_state(
+            self.pool.transaction.collections, record.get("rows", {})
+        ):
             self._notice(text)
         here, there = environment(), record.get("volatile", {})
         for name in here:
             if name in there and here[name] != there[name]:
-                text = f"{name} is {here[name]}, the pool was trained with {there[name]}: the last bits may differ"
+                text = (
+                    f"{name} is {here[name]}, the pool was trained with {there[name]}: "
+                    "the last bits may differ"
+                )
                 if self._strict:
                     raise RecoveryError(text + "\n  do:    use the recorded one, or strict=False")
                 self._notice(text)
         self.epoch, self.batch, self.finished = record["epoch"], record["batch"], record["finished"]
         self._recorded = Recorded(
-            record["loader"], record["epoch_rng"], record["target_epochs"], record.get("fetch_rng", [])
+            record["loader"],
+            record["epoch_rng"],
+            record["target_epochs"],
+            record.get("fetch_rng", []),
         )
         self._committed_rng = record["rng"]
         self._is_restored = True
@@ -501,7 +495,3 @@ class FaultTolerantRun:
     def _notice(self, text: str) -> None:
         self.notices.append(text)
         _log.warning(text)
-
-
-_COUNTS = ("batches", "lookups", "rows", "rows_handed_over", "log_bytes", "dense_bytes")
-_TIMES = ("lookup", "update", "flag_wait", "log_inline", "commit", "dense_copy", "dense_wait")

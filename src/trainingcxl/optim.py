@@ -1,7 +1,8 @@
 """Row optimizers: what a commit does to the rows of a batch.
 
-They are `torch.optim.Optimizer`s without parameters of their own, so that every torch learning-rate scheduler
-drives them. The arithmetic is native (csrc/kernels.h): one gradient sum per distinct row, then one update.
+They are `torch.optim.Optimizer`s without parameters of their own, so that every torch learning-rate
+scheduler drives them. The arithmetic is native (csrc/kernels.h): one gradient sum per distinct row,
+then one update.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,9 @@ __all__ = ["SGD", "Adagrad", "RowOptimizer", "RowWiseAdagrad"]
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """Base of the row optimizers. `param_groups[0]["lr"]` is the learning rate of the next commit."""
+    """Base of the row optimizers. `param_groups[0]["lr"]` is the learning rate of the next
+    commit.
+    """
 
     kind: ClassVar[Literal["sgd", "adagrad", "rowwise-adagrad"]]
 
@@ -31,7 +34,9 @@ class RowOptimizer(torch.optim.Optimizer):
         return float(group["lr"]), float(group["eps"])
 
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Counts a commit, which schedulers want to see. The rows themselves change in the commit."""
+        """Counts a commit, which schedulers want to see. The rows themselves change in the
+        commit.
+        """
 
 
 class SGD(RowOptimizer):
@@ -44,7 +49,9 @@ class SGD(RowOptimizer):
 
 
 class Adagrad(RowOptimizer):
-    """s += g * g; w -= lr * g / (sqrt(s) + eps), as torch.optim.Adagrad. State: float32 (D,) a row."""
+    """s += g * g; w -= lr * g / (sqrt(s) + eps), as torch.optim.Adagrad. State: float32 (D,) a
+    row.
+    """
 
     kind = "adagrad"
 

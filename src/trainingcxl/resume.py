@@ -12,7 +12,13 @@ from trainingcxl.errors import RecoveryError
 from trainingcxl.pool import Pool
 from trainingcxl.state import decode_blob, decode_tree
 
-__all__ = ["Recorded", "changed_settings", "environment", "restore_dense", "restore_optimizer_state"]
+__all__ = [
+    "Recorded",
+    "changed_settings",
+    "environment",
+    "restore_dense",
+    "restore_optimizer_state",
+]
 
 
 @dataclass(slots=True)
@@ -37,11 +43,11 @@ def environment() -> dict[str, Any]:
 
 def changed_settings(mine: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
     """One line for each setting that differs."""
-    lines = []
-    for name in sorted({*mine, *recorded}):
-        if mine.get(name) != recorded.get(name):
-            lines.append(f"  {name}: the pool has {recorded.get(name)!r}, this run has {mine.get(name)!r}")
-    return lines
+    return [
+        f"  {name}: the pool has {recorded.get(name)!r}, this run has {mine.get(name)!r}"
+        for name in sorted({*mine, *recorded})
+        if mine.get(name) != recorded.get(name)
+    ]
 
 
 def restore_dense(
@@ -56,28 +62,41 @@ def restore_dense(
     Raises:
         RecoveryError: An entry is missing or unused; names all of them.
     """
-    tree = decode_blob(pool.core.dense_blob())
-    _check_entries(pool, "parameters and buffers of the model", set(model.state_dict()), set(tree["model"]))
+    blob = pool.core.dense_blob()
+    assert blob is not None, "a pool with a recovery point has a dense generation"
+    tree = decode_blob(blob)
+    _check_entries(
+        pool, "parameters and buffers of the model", set(model.state_dict()), set(tree["model"])
+    )
     recorded = set(tree["state"])
-    _check_entries(pool, "state objects", set(state), recorded & set(state) if pool.is_read_only else recorded)
+    _check_entries(
+        pool, "state objects", set(state), recorded & set(state) if pool.is_read_only else recorded
+    )
     is_evaluation = pool.is_read_only and optimizer is None
     if not is_evaluation and (optimizer is not None) != ("optimizer" in tree):
         raise RecoveryError(
-            f"pool '{pool.path}' was trained {'with' if 'optimizer' in tree else 'without'} a dense optimizer, "
+            f"pool '{pool.path}' was trained {'with' if 'optimizer' in tree else 'without'} a "
+            "dense optimizer, "
             f"this run has {'one' if optimizer is not None else 'none'}\n"
-            "  do:    pass the same kind of optimizer; to evaluate, open the pool with read_only=True"
+            "  do:    pass the same kind of optimizer; to evaluate, open the pool with "
+            "read_only=True"
         )
     try:
         model.load_state_dict(tree["model"], strict=True)
     except RuntimeError as error:
-        raise RecoveryError(f"the dense part of pool '{pool.path}' does not fit the model: {error}") from error
+        raise RecoveryError(
+            f"the dense part of pool '{pool.path}' does not fit the model: {error}"
+        ) from error
     notices = []
     if optimizer is not None:
         before = [dict(group) for group in optimizer.param_groups]
         try:
             optimizer.load_state_dict(tree["optimizer"])
         except ValueError as error:
-            raise RecoveryError(f"the dense optimizer of pool '{pool.path}' does not fit: {error}") from error
+            raise RecoveryError(
+                f"the dense optimizer of pool '{pool.path}' does not fit: {error}"
+            ) from error
+        _mark_stepped(optimizer)
         notices = _changed_groups("the dense optimizer", before, optimizer.param_groups)
     for name, item in state.items():
         # The record is newer than the generation when resume is "latest".
@@ -87,7 +106,9 @@ def restore_dense(
 
 
 def restore_optimizer_state(collections: Iterable[Any], rows: Mapping[str, Any]) -> list[str]:
-    """Puts the row optimizers' recorded settings in force; reports where the script's own differ."""
+    """Puts the row optimizers' recorded settings in force; reports where the script's own
+    differ.
+    """
     notices = []
     for module in collections:
         name = module.table_names[0]
@@ -97,17 +118,30 @@ def restore_optimizer_state(collections: Iterable[Any], rows: Mapping[str, Any])
         before = [dict(group) for group in module.optimizer.param_groups]
         for group, recorded in zip(module.optimizer.param_groups, groups, strict=True):
             group.update({key: value for key, value in recorded.items() if key != "params"})
-        notices += _changed_groups(f"the row optimizer of '{name}'", before, module.optimizer.param_groups)
+        _mark_stepped(module.optimizer)
+        notices += _changed_groups(
+            f"the row optimizer of '{name}'", before, module.optimizer.param_groups
+        )
     return notices
 
 
-def _changed_groups(what: str, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> list[str]:
+def _mark_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """Schedulers warn when they step before their optimizer; this one has stepped in another process."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def _changed_groups(
+    what: str, before: list[dict[str, Any]], after: list[dict[str, Any]]
+) -> list[str]:
     notices = []
     for i, (old, new) in enumerate(zip(before, after, strict=False)):
         for key in new:
             if key == "params" or isinstance(new[key], torch.Tensor) or old.get(key) == new[key]:
                 continue
-            notices.append(f"{key} of {what} (group {i}) is {new[key]} as recorded; the script has {old.get(key)}")
+            notices.append(
+                f"{key} of {what} (group {i}) is {new[key]} as recorded; the script has "
+                f"{old.get(key)}"
+            )
     return notices
 
 

@@ -27,16 +27,29 @@ _torch_cache, _numpy_cache, _python_cache = _Cache(), _Cache(), _Cache()
 
 
 def get_rng_state() -> dict[str, Any]:
-    """States of torch (CPU, and CUDA once it is in use), NumPy's legacy generator and Python's `random`."""
-    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # noqa: NPY002
+    """States of torch (CPU, and CUDA once it is in use), NumPy's legacy generator and Python's
+    `random`.
+    """
+    _, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
     version, internal, gauss_next = random.getstate()
     state: dict[str, Any] = {
         "torch": _torch_cache.encode(torch.get_rng_state().numpy().tobytes()),
-        "numpy": [_numpy_cache.encode(np.asarray(keys, dtype="<u4").tobytes()), int(position), int(has_gauss), gauss],
-        "python": [version, _python_cache.encode(np.array(internal, dtype="<u4").tobytes()), gauss_next],
+        "numpy": [
+            _numpy_cache.encode(np.asarray(keys, dtype="<u4").tobytes()),
+            int(position),
+            int(has_gauss),
+            gauss,
+        ],
+        "python": [
+            version,
+            _python_cache.encode(np.array(internal, dtype="<u4").tobytes()),
+            gauss_next,
+        ],
     }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = [base64.b64encode(s.numpy().tobytes()).decode() for s in torch.cuda.get_rng_state_all()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state["cuda"] = [
+            base64.b64encode(s.numpy().tobytes()).decode() for s in torch.cuda.get_rng_state_all()
+        ]
     return state
 
 
@@ -45,7 +58,7 @@ def set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(_bytes_tensor(state["torch"]))
     keys, position, has_gauss, gauss = state["numpy"]
     array = np.frombuffer(base64.b64decode(keys), dtype="<u4")
-    np.random.set_state(("MT19937", array, position, has_gauss, gauss))  # noqa: NPY002
+    np.random.set_state(("MT19937", array, position, has_gauss, gauss))
     version, internal, gauss_next = state["python"]
     words = np.frombuffer(base64.b64decode(internal), dtype="<u4")
     random.setstate((version, tuple(int(word) for word in words), gauss_next))

@@ -1,7 +1,8 @@
-"""State dicts as data: JSON for structure, raw bytes for tensors. Nothing is ever pickled or executed.
+"""State dicts as data: JSON for structure, raw bytes for tensors. Nothing is ever pickled or
+executed.
 
-A dense generation's blob (docs/format.md) is: u64 header length, JSON header {"tree", "tensors"}, then the tensors'
-bytes, each 64-byte aligned. In the tree a tensor is {"$tensor": index}.
+A dense generation's blob (docs/format.md) is: u64 header length, JSON header {"tree", "tensors"},
+then the tensors' bytes, each 64-byte aligned. In the tree a tensor is {"$tensor": index}.
 """
 
 import base64
@@ -23,17 +24,19 @@ _ALIGN = 64
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
-        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
-        torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+        *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+        *(torch.complex64, torch.complex128),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     )
-}  # fmt: skip
+}
 
 
 def encode_tree(value: Any, tensors: list[Tensor] | None, where: str = "state") -> Any:
     """`value` as JSON data; its tensors are appended to `tensors`.
 
     Raises:
-        TypeError: Something that is no plain data, or a tensor where `tensors` is None; names where.
+        TypeError: Something that is no plain data, or a tensor where `tensors` is None; names
+            where.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -49,19 +52,24 @@ def encode_tree(value: Any, tensors: list[Tensor] | None, where: str = "state") 
         return {"$array": [value.dtype.str, list(value.shape), data]}
     if isinstance(value, np.generic):
         return encode_tree(value.item(), tensors, where)
-    if isinstance(value, tuple):
-        return {"$tuple": [encode_tree(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]}
-    if isinstance(value, list):
-        return [encode_tree(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]
+    if isinstance(value, list | tuple):
+        items = [encode_tree(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]
+        return {"$tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, Mapping):
-        pairs = [(key, encode_tree(item, tensors, f"{where}.{key}")) for key, item in value.items()]
-        if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
-            return dict(pairs)
-        return {"$dict": [[encode_tree(key, None, f"a key of {where}"), item] for key, item in pairs]}
+        return _encode_mapping(value, tensors, where)
     raise TypeError(
-        f"{where} is a {type(value).__name__}; only tensors, arrays, numbers, strings, bytes, lists, tuples and dicts "
-        "are kept in a pool\n  do:    return plain data from state_dict()"
+        f"{where} is a {type(value).__name__}; only tensors, arrays, numbers, strings, bytes, "
+        "lists, tuples and dicts are kept in a pool\n"
+        "  do:    return plain data from state_dict()"
     )
+
+
+def _encode_mapping(value: Mapping[Any, Any], tensors: list[Tensor] | None, where: str) -> Any:
+    pairs = [(key, encode_tree(item, tensors, f"{where}.{key}")) for key, item in value.items()]
+    if all(isinstance(key, str) and not key.startswith("$") for key, _ in pairs):
+        return dict(pairs)
+    where = f"a key of {where}"
+    return {"$dict": [[encode_tree(key, None, where), item] for key, item in pairs]}
 
 
 def decode_tree(data: Any, tensors: list[Tensor]) -> Any:
@@ -92,7 +100,8 @@ def json_bytes(data: Any) -> bytes:
 
 
 class BlobParts:
-    """A tree laid out as a blob: (address, bytes) pieces that the native core copies, without a copy of ours.
+    """A tree laid out as a blob: (address, bytes) pieces that the native core copies, without a
+    copy of ours.
 
     Keeps its tensors alive; take the pieces to the core before the next optimizer step.
     """
@@ -100,13 +109,16 @@ class BlobParts:
     def __init__(self, tree: Any) -> None:
         tensors: list[Tensor] = []
         data = encode_tree(tree, tensors)
-        # Of a CUDA or strided tensor this is a host copy, taken now; of a plain CPU tensor it is the tensor itself.
+        # Of a CUDA or strided tensor this is a host copy, taken now; of a plain CPU tensor it is
+        # the tensor itself.
         self._tensors = [tensor.detach().cpu().contiguous() for tensor in tensors]
         offset, listed = 0, []
         for tensor in self._tensors:
             name = str(tensor.dtype).removeprefix("torch.")
             if name not in _DTYPES:
-                raise TypeError(f"a tensor of the dense part has dtype {tensor.dtype}, which a pool cannot keep")
+                raise TypeError(
+                    f"a tensor of the dense part has dtype {tensor.dtype}, which a pool cannot keep"
+                )
             offset = -(-offset // _ALIGN) * _ALIGN
             listed.append([name, list(tensor.shape), offset])
             offset += tensor.nbytes
@@ -140,13 +152,15 @@ def decode_blob(blob: npt.NDArray[np.uint8]) -> Any:
         size = int.from_bytes(blob[:8].tobytes(), "little")
         header = json.loads(blob[8 : 8 + size].tobytes())
         body = blob[8 + size :]
-        tensors = []
+        tensors: list[Tensor] = []
         for name, shape, offset in header["tensors"]:
             dtype = _DTYPES[name]
             count = math.prod(shape)
             raw = body[offset : offset + count * dtype.itemsize]
             if min(shape, default=0) < 0 or offset < 0 or raw.nbytes != count * dtype.itemsize:
-                raise PoolCorrupted(f"the dense part ends in tensor {len(tensors)}, of shape {shape}")
+                raise PoolCorrupted(
+                    f"the dense part ends in tensor {len(tensors)}, of shape {shape}"
+                )
             tensor = torch.empty(shape, dtype=dtype)
             if count:
                 tensor.view(-1).view(torch.uint8).numpy()[:] = raw

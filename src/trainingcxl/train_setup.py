@@ -96,7 +96,8 @@ def prepare_torch(run: RunSettings) -> torch.device:
     os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # or cuBLAS is not deterministic
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a pass over every new tensor
+    # Else torch makes a pass over every new tensor.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_num_threads(num_threads(run))
     # Nothing here draws from the global generators, but their states are part of what a resumed
     # run restores: two runs of the same settings must hold the same.

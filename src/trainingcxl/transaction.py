@@ -1,4 +1,6 @@
-"""What one step has gathered so far: lookups whose gradients arrived, and the row optimizers that will apply them."""
+"""What one step has gathered so far: lookups whose gradients arrived, and the row optimizers
+that will apply them.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,12 +24,24 @@ class RowOptimizerLike(Protocol):
         """Learning rate and eps."""
         ...
 
+    def step(self) -> None:
+        """Counts a commit."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Param groups, as torch optimizers have them."""
+        ...
+
 
 class Collection(Protocol):
     """A module whose rows live in the pool (trainingcxl.nn)."""
 
     table_names: list[str]
-    optimizer: RowOptimizerLike
+
+    @property
+    def optimizer(self) -> RowOptimizerLike:
+        """The row optimizer of its tables."""
+        ...
 
     def group_input(self, features: Any) -> GroupInput:
         """The features as the native engine takes them."""

@@ -78,7 +78,7 @@ def test_large_tables_are_initialised_alike_in_slices(bench, monkeypatch):
     with bench.open() as pool:
         pool.create_tables([spec("a", rows=3000), spec("b", rows=50)])
         whole = pool.tables["a"].weight.copy(), pool.tables["b"].weight.copy()
-    monkeypatch.setattr("trainingcxl.pool._INIT_BYTES", 4096)
+    monkeypatch.setattr("trainingcxl.pool.pool._INIT_BYTES", 4096)
     seen = []
     with bench.open(
         bench.folder / "sliced.pool", progress=lambda *event: seen.append(event)
@@ -96,7 +96,7 @@ def test_large_tables_are_initialised_alike_in_slices(bench, monkeypatch):
 @pytest.mark.parametrize("when", [1, 2, 4])
 def test_interrupted_creation_is_created_anew(bench, monkeypatch, when):
     """Ctrl-C while tables are made: nothing of them is kept, the same call makes the same pool."""
-    monkeypatch.setattr("trainingcxl.pool._INIT_BYTES", 4096)
+    monkeypatch.setattr("trainingcxl.pool.pool._INIT_BYTES", 4096)
     events = []
 
     def interrupt(*event):
@@ -451,7 +451,7 @@ def test_flush_instructions(tmpfs_folder, monkeypatch, instruction):
         return  # an instruction that the CPU lacks would be chosen by nobody
     monkeypatch.setenv("TRAININGCXL_FLUSH", instruction)
     with Pool(tmpfs_folder / "a.pool", durability="power", _medium="fsdax", threads=1) as pool:
-        assert pool.core.info()["flush"] == instruction
+        assert pool.core.facts()["flush"] == instruction
         commit_batches(pool, 3)
         digest = pool.digest()
     monkeypatch.delenv("TRAININGCXL_FLUSH")

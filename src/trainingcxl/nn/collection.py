@@ -1,4 +1,5 @@
-"""EmbeddingBagCollection: several tables, one native lookup a batch (paper: embedding lookup in CXL-MEM).
+"""EmbeddingBagCollection: several tables, one native lookup a batch (paper: embedding lookup in
+CXL-MEM).
 
 Shapes: B bags, F features, N lookups, D embedding dim.
 """
@@ -33,21 +34,30 @@ class EmbeddingBagConfig:
     feature_names: Sequence[str]
     pooling: Literal["sum", "mean"] = "sum"
     init_scale: float | None = None
-    """Initial weights are uniform in [-init_scale, init_scale). Default: 1 / sqrt(num_embeddings)."""
+    """Initial weights are uniform in [-init_scale, init_scale). Default: 1 /
+    sqrt(num_embeddings).
+    """
     padding_idx: int | None = None
     """Lookups of this row count for nothing, neither in sums nor in gradients."""
 
     def __post_init__(self) -> None:
         if self.pooling not in _POOLING:
-            raise ValueError(f"table '{self.name}': pooling is '{self.pooling}', expected 'sum' or 'mean'")
+            raise ValueError(
+                f"table '{self.name}': pooling is '{self.pooling}', expected 'sum' or 'mean'"
+            )
         for what in ("num_embeddings", "embedding_dim"):
             if getattr(self, what) < 1:
-                raise ValueError(f"table '{self.name}': {what} is {getattr(self, what)}, expected 1 or more")
+                raise ValueError(
+                    f"table '{self.name}': {what} is {getattr(self, what)}, expected 1 or more"
+                )
         if not self.feature_names or isinstance(self.feature_names, str):
-            raise ValueError(f"table '{self.name}': feature_names must be a list of at least one name")
+            raise ValueError(
+                f"table '{self.name}': feature_names must be a list of at least one name"
+            )
         if self.padding_idx is not None and not 0 <= self.padding_idx < self.num_embeddings:
             raise ValueError(
-                f"table '{self.name}': padding_idx is {self.padding_idx}, expected [0, {self.num_embeddings})"
+                f"table '{self.name}': padding_idx is {self.padding_idx}, expected [0, "
+                f"{self.num_embeddings})"
             )
 
     def table_spec(self, optimizer: RowOptimizer, seed: int) -> TableSpec:
@@ -64,18 +74,27 @@ class EmbeddingBagConfig:
 
 
 class PooledModule(nn.Module):
-    """What EmbeddingBag and EmbeddingBagCollection share: tables in a pool, one native group of features."""
+    """What EmbeddingBag and EmbeddingBagCollection share: tables in a pool, one native group of
+    features.
+    """
 
     _anchor: Tensor
 
     def __init__(
-        self, pool: Pool, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizer | None, *, seed: int
+        self,
+        pool: Pool,
+        tables: Sequence[EmbeddingBagConfig],
+        optimizer: RowOptimizer | None,
+        *,
+        seed: int,
     ) -> None:
         super().__init__()
         if optimizer is None and pool.is_read_only:
             optimizer = _optimizer_of(pool, tables)
         if not isinstance(optimizer, RowOptimizer):
-            raise TypeError(f"optimizer is a {type(optimizer).__name__}, expected one of trainingcxl.optim")
+            raise TypeError(
+                f"optimizer is a {type(optimizer).__name__}, expected one of trainingcxl.optim"
+            )
         self.pool = pool
         self.optimizer = optimizer
         self.configs = list(tables)
@@ -91,7 +110,8 @@ class PooledModule(nn.Module):
         self._group = self._add_group()
         self._is_frozen = False
         self.transfer: Transfer | None = None
-        # Moves with .to(device): pooled rows go where it is. Requires grad so that autograd calls backward.
+        # Moves with .to(device): pooled rows go where it is. Requires grad so that autograd calls
+        # backward.
         self.register_buffer("_anchor", torch.zeros((), requires_grad=True), persistent=False)
 
     def _add_group(self) -> int:
@@ -101,9 +121,15 @@ class PooledModule(nn.Module):
         for table in self.configs:
             for name in table.feature_names:
                 padding = -1 if table.padding_idx is None else table.padding_idx
-                features.append((name, in_pool[table.name].index, _POOLING[table.pooling], column, padding))
+                features.append(
+                    (name, in_pool[table.name].index, _POOLING[table.pooling], column, padding)
+                )
                 column += table.embedding_dim
         return self.pool.core.add_group(features, column)
+
+    def group_input(self, features: Any) -> GroupInput:
+        """`features` as the native engine takes them."""
+        raise TypeError(f"{type(self).__name__} takes no features")
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
         """Freezes the rows (False) or lets commits update them (True)."""
@@ -123,12 +149,18 @@ class PooledModule(nn.Module):
         if self.transfer is None:
             self.transfer = transfer_for(anchor.device)
         return pooled_lookup(
-            self.pool, self.transfer, anchor, inputs, weights, columns=self.num_columns, is_frozen=self._is_frozen
+            self.pool,
+            self.transfer,
+            anchor,
+            inputs,
+            weights,
+            columns=self.num_columns,
+            is_frozen=self._is_frozen,
         )
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         self.transfer = None  # the device may have changed
-        return super()._apply(fn, recurse)  # type: ignore[no-any-return]
+        return super()._apply(fn, recurse)  # type: ignore[no-untyped-call,no-any-return]
 
 
 class EmbeddingBagCollection(PooledModule):
@@ -137,7 +169,8 @@ class EmbeddingBagCollection(PooledModule):
     Args:
         pool: The pool. Tables it lacks are created, tables it has must have the same shape.
         tables: Tables and their features. The output has their features in this order.
-        optimizer: How a commit updates rows; see `trainingcxl.optim`. None is enough on a read-only pool.
+        optimizer: How a commit updates rows; see `trainingcxl.optim`. None is enough on a read-only
+            pool.
         seed: Initial weights are a pure function of (seed, table name, row).
 
     Example:
@@ -145,21 +178,27 @@ class EmbeddingBagCollection(PooledModule):
         >>> pool = tcxl.Pool(tempfile.mkdtemp() + "/ads.pool")
         >>> ebc = tcxl.EmbeddingBagCollection(
         ...     pool,
-        ...     tables=[tcxl.EmbeddingBagConfig(name="user", num_embeddings=100, embedding_dim=8, feature_names=["user"])],
-        ...     optimizer=tcxl.optim.RowWiseAdagrad(lr=0.02),
-        ... )
+        ...     tables=[tcxl.EmbeddingBagConfig(name="user", num_embeddings=100, embedding_dim=8,
+        feature_names=["user"])], ...     optimizer=tcxl.optim.RowWiseAdagrad(lr=0.02), ... )
         >>> ebc(torch.tensor([[3], [99]])).shape
         torch.Size([2, 8])
         >>> pool.close()
     """
 
     def __init__(
-        self, pool: Pool, *, tables: Sequence[EmbeddingBagConfig], optimizer: RowOptimizer | None, seed: int = 0
+        self,
+        pool: Pool,
+        *,
+        tables: Sequence[EmbeddingBagConfig],
+        optimizer: RowOptimizer | None,
+        seed: int = 0,
     ) -> None:
         super().__init__(pool, tables, optimizer, seed=seed)
 
     def group_input(self, features: Any) -> GroupInput:
-        """`features` as the native engine takes them; no copy when keys are in this module's order."""
+        """`features` as the native engine takes them; no copy when keys are in this module's
+        order.
+        """
         sparse = SparseFeatures.from_any(features, self.feature_names).select(self.feature_names)
         return self._native_input(sparse.batch_size, sparse.values, sparse.offsets, sparse.weights)
 
@@ -167,33 +206,41 @@ class EmbeddingBagCollection(PooledModule):
         """Gathers and pools the rows of each bag.
 
         Args:
-            features: SparseFeatures, an integer tensor (B, F) with one lookup per feature, a dict of tensors,
-                or TorchRec's KeyedJaggedTensor.
+            features: SparseFeatures, an integer tensor (B, F) with one lookup per feature, a dict
+                of tensors, or TorchRec's KeyedJaggedTensor.
 
         Returns:
-            float32, shape (B, sum of dims), features in the order of `feature_names`. Empty bags give zeros.
+            float32, shape (B, sum of dims), features in the order of `feature_names`. Empty bags
+            give zeros.
 
         Raises:
-            IndexError: An index is out of range; names table, feature, sample, position. The pool is unchanged.
+            IndexError: An index is out of range; names table, feature, sample, position. The pool
+                is unchanged.
             ValueError: Lengths or offsets do not fit.
 
         Blocks until the sums are done; releases the GIL. Changes nothing in the pool.
         """
         sparse = SparseFeatures.from_any(features, self.feature_names).select(self.feature_names)
-        inputs = self._native_input(sparse.batch_size, sparse.values, sparse.offsets, sparse.weights)
+        inputs = self._native_input(
+            sparse.batch_size, sparse.values, sparse.offsets, sparse.weights
+        )
         return self._pool(inputs, sparse.weights)
 
     def split(self, pooled: Tensor) -> dict[str, Tensor]:
         """Pooled rows by feature name: views (B, D) of a (B, sum of dims) tensor."""
-        return dict(zip(self.feature_names, pooled.split(self.feature_dims, dim=1), strict=True))
+        return dict(zip(self.feature_names, torch.split(pooled, self.feature_dims, dim=1), strict=True))
 
     def extra_repr(self) -> str:
+        """What print(model) shows."""
         rows = sum(config.num_embeddings for config in self.configs)
-        return f"{len(self.configs)} tables, {rows:,} rows, {self.optimizer.kind}, pool '{self.pool.path}'"
+        kind, path = self.optimizer.kind, self.pool.path
+        return f"{len(self.configs)} tables, {rows:,} rows, {kind}, pool '{path}'"
 
 
 def _optimizer_of(pool: Pool, tables: Sequence[EmbeddingBagConfig]) -> RowOptimizer | None:
-    """For evaluation: one of the kind that the pool's rows were trained with. It never updates anything."""
+    """For evaluation: one of the kind that the pool's rows were trained with. It never updates
+    anything.
+    """
     kinds = {kind.kind: kind for kind in (SGD, Adagrad, RowWiseAdagrad)}
     for table in tables:
         if table.name in pool.tables:

@@ -28,7 +28,8 @@ class EmbeddingBag(PooledModule):
         mode: "sum" or "mean" (torch's "max" has no sum of gradients and is not available).
         include_last_offset: `offsets` has B + 1 entries, the last is N.
         padding_idx: Row that counts for nothing; negative counts from the end, as in torch.
-        init_scale: Initial weights are uniform in [-init_scale, init_scale). Default 1 / sqrt(num_embeddings).
+        init_scale: Initial weights are uniform in [-init_scale, init_scale). Default 1 /
+            sqrt(num_embeddings).
         seed: Initial weights are a pure function of (seed, name, row).
     """
 
@@ -66,12 +67,16 @@ class EmbeddingBag(PooledModule):
         arguments = features if isinstance(features, tuple) else (features,)
         return self._inputs(*arguments)
 
-    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+    def forward(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
         """Gathers and pools the rows of each bag.
 
         Args:
-            input: Row numbers, int64 or int32: (N,) with `offsets`, or (B, L) for bags of equal length.
-            offsets: Start of each bag, first is 0, non-decreasing; B entries, or B + 1 with include_last_offset.
+            input: Row numbers, int64 or int32: (N,) with `offsets`, or (B, L) for bags of equal
+                length.
+            offsets: Start of each bag, first is 0, non-decreasing; B entries, or B + 1 with
+                include_last_offset.
             per_sample_weights: float32, shape of `input`; mode "sum" only.
 
         Returns:
@@ -107,7 +112,8 @@ class EmbeddingBag(PooledModule):
                 raise ValueError(f"per_sample_weights need mode 'sum', the mode is '{self.mode}'")
             if per_sample_weights.dtype != torch.float32 or per_sample_weights.shape != input.shape:
                 raise ValueError(
-                    f"per_sample_weights are {per_sample_weights.dtype} of shape {tuple(per_sample_weights.shape)}, "
+                    f"per_sample_weights are {per_sample_weights.dtype} of shape "
+                    f"{tuple(per_sample_weights.shape)}, "
                     f"expected float32 of shape {tuple(input.shape)}"
                 )
             weights = per_sample_weights.reshape(-1)
@@ -126,5 +132,7 @@ class EmbeddingBag(PooledModule):
         return offsets
 
     def extra_repr(self) -> str:
-        config = self.configs[0]
-        return f"{config.num_embeddings:,}, {config.embedding_dim}, mode='{self.mode}', pool '{self.pool.path}'"
+        """What print(model) shows."""
+        config, path = self.configs[0], self.pool.path
+        shape = f"{config.num_embeddings:,}, {config.embedding_dim}"
+        return f"{shape}, mode='{self.mode}', pool '{path}'"

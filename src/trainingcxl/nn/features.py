@@ -55,15 +55,19 @@ class SparseFeatures:
         if num_bags < 0 or num_bags % len(self.keys) != 0:
             raise ValueError(
                 f"{num_bags} lengths do not divide by {len(self.keys)} keys {self.keys}; "
-                f"there must be one length per key and sample (their sum is {int(offsets[-1]) if num_bags >= 0 else 0})"
+                "there must be one length per key and sample (their sum is "
+                f"{int(offsets[-1]) if num_bags >= 0 else 0})"
             )
         self.batch_size = num_bags // len(self.keys)
         if int(offsets[-1]) != values.numel():
             raise ValueError(
-                f"the bags of keys {self.keys} with batch size {self.batch_size} add up to {int(offsets[-1])} "
+                f"the bags of keys {self.keys} with batch size {self.batch_size} add up to "
+                f"{int(offsets[-1])} "
                 f"lookups, there are {values.numel()} values"
             )
-        if weights is not None and (weights.dtype != torch.float32 or weights.shape != values.shape):
+        if weights is not None and (
+            weights.dtype != torch.float32 or weights.shape != values.shape
+        ):
             raise ValueError(
                 f"weights are {weights.dtype} of shape {tuple(weights.shape)}, "
                 f"expected float32 of shape {tuple(values.shape)}"
@@ -73,15 +77,20 @@ class SparseFeatures:
     def from_dense(cls, keys: Sequence[str], ids: Tensor) -> Self:
         """One lookup per sample and feature from `ids`, integer, shape (B, F)."""
         if ids.dim() != 2 or ids.shape[1] != len(keys):
-            raise ValueError(f"ids have shape {tuple(ids.shape)}, expected (B, {len(keys)}) for keys {list(keys)}")
+            raise ValueError(
+                f"ids have shape {tuple(ids.shape)}, expected (B, {len(keys)}) for keys "
+                f"{list(keys)}"
+            )
         values = ids.t().reshape(-1)
         return cls(keys, values, offsets=torch.arange(values.numel() + 1, dtype=torch.int64))
 
     @classmethod
     def from_any(cls, features: Any, names: Sequence[str]) -> "SparseFeatures":
-        """From what training loops pass: SparseFeatures, a (B, F) tensor, a dict, TorchRec's KeyedJaggedTensor.
+        """From what training loops pass: SparseFeatures, a (B, F) tensor, a dict, TorchRec's
+        KeyedJaggedTensor.
 
-        A dict maps feature names to a (B,) or (B, L) tensor, or to a pair (values, offsets with B + 1 entries).
+        A dict maps feature names to a (B,) or (B, L) tensor, or to a pair (values, offsets with B +
+        1 entries).
         """
         if isinstance(features, SparseFeatures):
             return features
@@ -89,12 +98,18 @@ class SparseFeatures:
             return cls.from_dense(names, features)
         if isinstance(features, dict):
             return cls._from_dict(features, names)
-        if all(hasattr(features, name) for name in ("keys", "values", "offsets", "weights_or_none")):
+        if all(
+            hasattr(features, name) for name in ("keys", "values", "offsets", "weights_or_none")
+        ):
             return cls(
-                features.keys(), features.values(), offsets=features.offsets(), weights=features.weights_or_none()
+                features.keys(),
+                features.values(),
+                offsets=features.offsets(),
+                weights=features.weights_or_none(),
             )
         raise TypeError(
-            f"features are a {type(features).__name__}; expected SparseFeatures, a (B, F) integer tensor, "
+            f"features are a {type(features).__name__}; expected SparseFeatures, a (B, F) "
+            "integer tensor, "
             "a dict of tensors or a KeyedJaggedTensor"
         )
 
@@ -149,11 +164,13 @@ class SparseFeatures:
         )
 
     def __repr__(self) -> str:
-        return f"SparseFeatures({len(self.keys)} keys, batch size {self.batch_size}, {self.values.numel()} lookups)"
+        shape = f"{len(self.keys)} keys, batch size {self.batch_size}"
+        return f"SparseFeatures({shape}, {self.values.numel()} lookups)"
 
 
 def _check_integers(name: str, tensor: Tensor) -> None:
     if tensor.dtype not in (torch.int64, torch.int32) or tensor.dim() != 1:
         raise TypeError(
-            f"{name} are {tensor.dtype} of shape {tuple(tensor.shape)}, expected int64 or int32 of shape (N,)"
+            f"{name} are {tensor.dtype} of shape {tuple(tensor.shape)}, expected int64 or int32 "
+            "of shape (N,)"
         )

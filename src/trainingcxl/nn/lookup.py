@@ -14,19 +14,29 @@ __all__ = ["pooled_lookup"]
 
 
 def pooled_lookup(
-    pool: Pool, transfer: Transfer, anchor: Tensor, inputs: GroupInput, weights: Tensor | None, *, columns: int,
+    pool: Pool,
+    transfer: Transfer,
+    anchor: Tensor,
+    inputs: GroupInput,
+    weights: Tensor | None,
+    *,
+    columns: int,
     is_frozen: bool,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Pools the rows of one group: float32 (B, columns) on the model's device, differentiable.
 
     The gradient does not touch the pool: it waits in the pool's transaction for the commit.
     """
-    needs_grad = torch.is_grad_enabled() and (not is_frozen or (weights is not None and weights.requires_grad))
+    needs_grad = torch.is_grad_enabled() and (
+        not is_frozen or (weights is not None and weights.requires_grad)
+    )
     if not needs_grad:
         pooled, _ = _run(pool, transfer, inputs, columns)
         return pooled
     pool.transaction.has_forward = True
-    result: Tensor = _PooledLookup.apply(anchor, weights, pool, transfer, inputs, columns, is_frozen)  # type: ignore[no-untyped-call]
+    result: Tensor = _PooledLookup.apply(
+        anchor, weights, pool, transfer, inputs, columns, is_frozen
+    )  # type: ignore[no-untyped-call]
     return result
 
 
@@ -40,9 +50,15 @@ def _run(pool: Pool, transfer: Transfer, inputs: GroupInput, columns: int) -> tu
 class _PooledLookup(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, weights: Tensor | None, pool: Pool, transfer: Transfer, inputs: GroupInput,
-        columns: int, is_frozen: bool,
-    ) -> Tensor:  # fmt: skip
+        ctx: Any,
+        anchor: Tensor,
+        weights: Tensor | None,
+        pool: Pool,
+        transfer: Transfer,
+        inputs: GroupInput,
+        columns: int,
+        is_frozen: bool,
+    ) -> Tensor:
         del anchor  # only there so that autograd calls backward
         pooled, lookup = _run(pool, transfer, inputs, columns)
         ctx.pool, ctx.transfer, ctx.lookup, ctx.is_frozen = pool, transfer, lookup, is_frozen
@@ -51,15 +67,15 @@ class _PooledLookup(torch.autograd.Function):
         return pooled
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         host = ctx.transfer.to_host(grad)
         weight_grad = None
         if ctx.needs_input_grad[1]:
-            if ctx.lookup.is_filtered:
-                raise NotImplementedError("gradients of per_sample_weights with padding_idx are not supported")
             weight_grad = torch.zeros(ctx.weights_shape)
-            ctx.pool.core.per_sample_weight_grad(ctx.lookup, host.numpy(), weight_grad.view(-1).numpy())
+            ctx.pool.core.per_sample_weight_grad(
+                ctx.lookup, host.numpy(), weight_grad.view(-1).numpy()
+            )
             weight_grad = weight_grad.to(ctx.weights_device)
         if not ctx.is_frozen:
             ctx.pool.transaction.add_gradient(ctx.lookup, host.numpy())

@@ -1,7 +1,4 @@
-"""The pool: tables and logs of one model on persistent memory (paper: the disaggregated memory pool).
-
-Open, create, recover, lock, look at. No torch here: `inspect` and `verify` answer in a fraction of a second.
-"""
+"""Open, create, recover, lock a pool."""
 
 import hashlib
 import json
@@ -12,21 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from trainingcxl import _core
-from trainingcxl.errors import PoolCorrupted, PoolError, PoolFull, PoolLocked, TrainingCXLError
+from trainingcxl.errors import PoolError, PoolFull, PoolLocked, TrainingCXLError
+from trainingcxl.pool.table import OPTIMIZERS, Table, TableSpec, check_same_shape
 from trainingcxl.transaction import Transaction
 
-__all__ = ["Damage", "Pool", "RecoveryReport", "Table", "inspect", "verify"]
+__all__ = ["Pool", "RecoveryReport"]
 
 Progress = Callable[[str, int, int], None]
-OptimizerKind = Literal["sgd", "adagrad", "rowwise-adagrad"]
-
-_OPTIMIZERS: tuple[OptimizerKind, ...] = ("sgd", "adagrad", "rowwise-adagrad")  # order: csrc/kernels.h
 _FILES = ("log", "data", "lock")  # lock last: it guards the others while they go
 _INIT_BYTES = 64 << 20  # between two progress reports, and two chances for Ctrl-C
 _DIGEST_BYTES = 16 << 20
@@ -57,70 +51,26 @@ class RecoveryReport:
         return self.committed_batch - self.resumed_batch
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Damage:
-    """One finding of `verify`."""
-
-    region: str
-    where: str
-    what: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TableSpec:
-    """A table to be created, or to be found with the same shape."""
-
-    name: str
-    num_embeddings: int
-    embedding_dim: int
-    optimizer: OptimizerKind
-    init_scale: float
-    init_seed: int
-
-
-class Table:
-    """One embedding table of an open pool: weights float32 (R, D), optimizer state float32 (R, S)."""
-
-    def __init__(self, core: "_core.Pool", index: int, record: Mapping[str, Any]) -> None:
-        self._core = core
-        self.index = index
-        self.name: str = record["name"]
-        self.num_embeddings: int = record["num_embeddings"]
-        self.embedding_dim: int = record["embedding_dim"]
-        self.state_dim: int = record["state_dim"]
-        self.optimizer: OptimizerKind = _OPTIMIZERS[record["optimizer"]]
-        self.init_seed: int = record["init_seed"]
-        self.init_scale: float = record["init_scale"]
-        self.num_bytes: int = record["weight_bytes"] + record["state_bytes"]
-
-    @property
-    def weight(self) -> npt.NDArray[np.float32]:
-        """View of the weights, shape (R, D). Read-only: rows change in commits alone."""
-        return _read_only(self._core.weight(self.index))
-
-    @property
-    def state(self) -> npt.NDArray[np.float32]:
-        """View of the optimizer state, shape (R, S); S is 0, 1 or D. Read-only."""
-        return _read_only(self._core.state(self.index))
-
-
 class Pool:
     """Opens the pool at a path, or creates it; recovers it; locks it. A context manager.
 
     Args:
         path: The pool's folder. Created when it does not exist.
-        durability: "process" (kill -9 at any instant) or "power" (power loss; needs DAX persistent memory).
+        durability: "process" (kill -9 at any instant) or "power" (power loss; needs DAX persistent
+            memory).
         resume: "exact" goes back to the newest complete dense generation, "latest" keeps the newest
             committed rows with that generation's dense part (the paper's relaxed checkpoint).
-        read_only: Nothing on the medium changes; recovery happens in private memory. Several readers may
-            share a pool that no trainer has open.
-        device: DAX device ("/dev/dax0.0") that holds tables and log; `path` is then its side folder.
-        threads: Native threads for lookup and update, the log's writer aside. Default: the CPUs we may use.
+        read_only: Nothing on the medium changes; recovery happens in private memory. Several
+            readers may share a pool that no trainer has open.
+        device: DAX device ("/dev/dax0.0") that holds tables and log; `path` is then its side
+            folder.
+        threads: Native threads for lookup and update, the log's writer aside. Default: the CPUs we
+            may use.
         rows_per_batch_max: Refuse larger batches. Default: the log grows with the largest batch.
         log_bytes: Fixed size of the undo log. Default: chosen from the batches.
         lookahead: Announced batches that are prepared ahead.
-        trust_after_reboot: Open a "process" pool that was open when the machine restarted. Right after an
-            orderly shutdown; wrong after a power loss.
+        trust_after_reboot: Open a "process" pool that was open when the machine restarted. Right
+            after an orderly shutdown; wrong after a power loss.
         progress: Called with (what, done bytes, total bytes) while tables are created.
 
     Raises:
@@ -165,43 +115,38 @@ class Pool:
         self._progress = progress
         self._closers: list[Callable[[], None]] = []
         self.settle: Callable[[], None] = lambda: None  # a run's: writes the committed dense part
-        is_new_folder = not self.path.exists()
-        not_ours = [name for name in _FILES if (self.path / name).exists()]
         started = time.perf_counter()
-        try:
-            self._core = _core.Pool(
-                path=str(self.path),
-                device=device,
-                durability=durability,
-                read_only=read_only,
-                unlocked=False,
-                trust_after_reboot=trust_after_reboot,
-                force_fsdax=_medium == "fsdax",
-                sparse=_medium == "sparse",
-            )
-        except PoolLocked:
-            raise  # whoever has it may be creating it right now
-        except (TrainingCXLError, OSError):
-            if not read_only:
-                _remove_empty_pool(self.path, keep=not_ours, remove_folder=is_new_folder)
-            raise
+        self._core = self._open(
+            device=device,
+            durability=durability,
+            read_only=read_only,
+            trust_after_reboot=trust_after_reboot,
+            force_fsdax=_medium == "fsdax",
+            sparse=_medium == "sparse",
+        )
         try:
             found = self._core.recover(resume == "exact")
         except BaseException:
             self._core.close(False)  # the error's traceback keeps this object alive, not the lock
             raise
-        info = self._core.info()
-        self.uuid: str = info["uuid"]
-        self.medium: str = info["medium"]
-        self.file_system: str = info["file_system"]
-        self.durability: str = info["durability"]
-        self.notices: list[str] = _notices(info)
+        facts = self._core.facts()
+        self.uuid: str = facts["uuid"]
+        self.medium: str = facts["medium"]
+        self.file_system: str = facts["file_system"]
+        self.durability: str = facts["durability"]
+        self.notices: list[str] = _notices(facts)
         self.is_read_only = read_only
         self.is_new = not found["has_point"]
         self.recovery: RecoveryReport | None = None
         self.resume_record: dict[str, Any] | None = None
         if not self.is_new:
-            fields = ("committed_batch", "dense_batch", "resumed_batch", "batches_undone", "rows_rolled_back")
+            fields = (
+                "committed_batch",
+                "dense_batch",
+                "resumed_batch",
+                "batches_undone",
+                "rows_rolled_back",
+            )
             self.recovery = RecoveryReport(
                 **{name: found[name] for name in fields},
                 rows_changed=found["rows_changed"],
@@ -209,7 +154,7 @@ class Pool:
                 resume=resume,
             )
             self.resume_record = json.loads(found["resume"])
-        self._synced_batch: int | None = found["resumed_batch"] if info["was_clean"] else None
+        self._synced_batch: int | None = found["resumed_batch"] if facts["was_clean"] else None
         self._core.start(
             threads=self.threads,
             lookahead=lookahead,
@@ -221,12 +166,25 @@ class Pool:
         self._owner_pid = os.getpid()
         self._finalizer = weakref.finalize(self, _abandon, self._core, self._owner_pid)
 
+    def _open(self, *, read_only: bool, **options: Any) -> "_core.Pool":
+        """Opens the files; a pool that cannot be created leaves nothing behind."""
+        is_new_folder = not self.path.exists()
+        not_ours = [name for name in _FILES if (self.path / name).exists()]
+        try:
+            return _core.Pool(path=str(self.path), read_only=read_only, unlocked=False, **options)
+        except PoolLocked:
+            raise  # whoever has it may be creating it right now
+        except (TrainingCXLError, OSError):
+            if not read_only:
+                _remove_empty_pool(self.path, keep=not_ours, remove_folder=is_new_folder)
+            raise
+
     @property
     def core(self) -> "_core.Pool":
         """The native pool, for the layers above; not for users."""
         return self._core
 
-    # --- tables ---------------------------------------------------------------------------------------
+    # --- tables
 
     @property
     def tables(self) -> dict[str, Table]:
@@ -237,8 +195,8 @@ class Pool:
     def create_tables(self, specs: Sequence[TableSpec]) -> None:
         """Creates the tables that the pool lacks; checks the shape of those that it has.
 
-        Initial weights are uniform in [-init_scale, init_scale), a pure function of (seed, table, row).
-        All new tables appear together or, after a crash or Ctrl-C, not at all.
+        Initial weights are uniform in [-init_scale, init_scale), a pure function of (seed, table,
+        row). All new tables appear together or, after a crash or Ctrl-C, not at all.
 
         Raises:
             PoolError: A table exists with another shape or optimizer.
@@ -248,7 +206,7 @@ class Pool:
         missing = [spec for spec in specs if spec.name not in have]
         for spec in specs:
             if spec.name in have:
-                _check_same_shape(self.path, spec, have[spec.name])
+                check_same_shape(self.path, spec, have[spec.name])
         if not missing:
             return
         if not self.is_new:
@@ -273,7 +231,8 @@ class Pool:
                         self._progress(f"table {spec.name}", done, total)
             self._core.commit_tables()
         except BaseException as error:
-            self.close()  # half-made tables are unknown to the geometry; the next open cuts them off
+            # half-made tables are unknown to the geometry; the next open cuts them off
+            self.close()
             if isinstance(error, PoolFull) and not have:
                 _remove_empty_pool(self.path)  # but a full disk wants its room back now
             raise
@@ -284,13 +243,13 @@ class Pool:
             name=spec.name,
             rows=spec.num_embeddings,
             dim=spec.embedding_dim,
-            optimizer=_OPTIMIZERS.index(spec.optimizer),
+            optimizer=OPTIMIZERS.index(spec.optimizer),
             seed=spec.init_seed & 0xFFFFFFFFFFFFFFFF,
             key=key,
             scale=spec.init_scale,
         )
 
-    # --- state ----------------------------------------------------------------------------------------
+    # --- state
 
     @property
     def committed_batch(self) -> int:
@@ -299,7 +258,9 @@ class Pool:
 
     @property
     def durable_batch(self) -> int | None:
-        """Newest batch known to survive a power loss; None where the medium or level promises none."""
+        """Newest batch known to survive a power loss; None where the medium or level promises
+        none.
+        """
         if self.durability == "power":
             return self.committed_batch
         return self._synced_batch if self.medium != "tmpfs" else None
@@ -307,7 +268,7 @@ class Pool:
     @property
     def page_bytes(self) -> int:
         """Page size that the tables are mapped with."""
-        return int(self._core.info()["page_bytes"])
+        return int(self._core.facts()["page_bytes"])
 
     def sync(self) -> None:
         """Blocks until everything committed is on stable storage, where the medium has any."""
@@ -317,9 +278,9 @@ class Pool:
     def digest(self) -> str:
         """sha256 over the logical state: tables, optimizer state, dense part, counters, position.
 
-        Not over uuid, layout, log, clocks: equal digests mean that training goes on with equal bits.
-        Reads every table: blocks for num_bytes / (about 1 GB/s). In training the dense part of the
-        committed batch is written first.
+        Not over uuid, layout, log, clocks: equal digests mean that training goes on with equal
+        bits. Reads every table: blocks for num_bytes / (about 1 GB/s). In training the dense part
+        of the committed batch is written first.
 
         Raises:
             PoolError: The dense optimizer has stepped beyond the committed batch.
@@ -332,19 +293,21 @@ class Pool:
             for column in (table.weight, table.state):
                 flat = column.reshape(-1).view(np.uint8)
                 for begin in range(0, flat.size, _DIGEST_BYTES):
-                    sha.update(flat[begin : begin + _DIGEST_BYTES])
+                    sha.update(flat[begin : begin + _DIGEST_BYTES].data)
         sha.update(f"committed={self.committed_batch}".encode())
-        record = self._core.dense_resume()
-        if record is not None:
+        record, blob = self._core.dense_resume(), self._core.dense_blob()
+        if record is not None and blob is not None:
             logical = {k: v for k, v in json.loads(record).items() if k != "volatile"}
             sha.update(json.dumps(logical, sort_keys=True).encode())
-            sha.update(self._core.dense_blob())
+            sha.update(blob.data)
         return sha.hexdigest()
 
-    # --- life -----------------------------------------------------------------------------------------
+    # --- life
 
     def on_close(self, closer: Callable[[], None]) -> None:
-        """Runs `closer` before the pool closes, newest first (a run writes its last generation there)."""
+        """Runs `closer` before the pool closes, newest first (a run writes its last generation
+        there).
+        """
         self._closers.append(closer)
 
     def close(self) -> None:
@@ -368,7 +331,10 @@ class Pool:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -393,104 +359,9 @@ class _Closed:
         self._path = path
 
     def __getattr__(self, name: str) -> Any:
-        raise PoolError(f"pool '{self._path}' is closed\n  do:    open it again with Pool('{self._path}')")
-
-
-def inspect(path: str | os.PathLike[str], *, digest: bool = False) -> dict[str, Any]:
-    """Reads a pool's head as data, also while a trainer runs; with `digest` also its logical state.
-
-    Returns:
-        Keys path uuid medium page_bytes durability committed_batch durable_batch epoch position finished
-        horizon_batches tables log_bytes log_used_bytes; `digest` and `digest_gbps` on request.
-
-    Raises:
-        PoolError: There is no pool; or `digest` was asked for while a trainer has it open (PoolLocked).
-    """
-    core = _open_head(path)
-    info = core.info()
-    slot = core.slot()
-    record = json.loads(slot["resume"]) if slot else {}
-    committed = slot["batch"] if slot else None
-    survives = info["durability"] == "power" or (info["was_clean"] and info["medium"] != "tmpfs")
-    result: dict[str, Any] = {
-        "path": str(path),
-        "uuid": info["uuid"],
-        "medium": info["medium"],
-        "file_system": info["file_system"],
-        "page_bytes": info["page_bytes"],
-        "durability": info["durability"],
-        "clean": info["was_clean"],
-        "committed_batch": committed,
-        "durable_batch": committed if survives else None,
-        "dense_batch": core.newest_dense_batch(),
-        "epoch": record.get("epoch"),
-        "position": record.get("batch"),
-        "finished": bool(record.get("finished", False)),
-        "horizon_batches": core.horizon_batches(),
-        "tables": [_table_summary(record) for record in core.tables()],
-        "tables_checked": False,  # no per-row checksums: damage inside a table is not detected
-        "data_bytes": info["data_bytes"],
-        "log_bytes": info["log_bytes"],
-        "log_used_bytes": core.log_bytes_live(),
-    }
-    del core
-    if digest:
-        with Pool(path, read_only=True) as pool:
-            started = time.perf_counter()
-            result["digest"] = pool.digest()
-            seconds = time.perf_counter() - started
-            num_bytes = sum(table.num_bytes for table in pool.tables.values())
-            result["digest_gbps"] = round(num_bytes / seconds / 1e9, 3)
-            result["resumed_batch"] = pool.committed_batch
-    return result
-
-
-def verify(path: str | os.PathLike[str]) -> list[Damage]:
-    """Checks every checksum and invariant of a pool that no trainer has open. Changes nothing.
-
-    The tables themselves carry no checksums: damage inside them is not found here.
-
-    Raises:
-        PoolLocked: A trainer has it open.
-        PoolError: There is no pool.
-    """
-    try:
-        core = _core.Pool(
-            path=str(path), device="", durability="process", read_only=True, unlocked=False,
-            trust_after_reboot=True, force_fsdax=False, sparse=False,
-        )  # fmt: skip
-    except PoolCorrupted as error:
-        return [Damage(region="head", where=str(path), what=str(error))]
-    return [Damage(region=region, where=where, what=what) for region, where, what in core.verify()]
-
-
-def _open_head(path: str | os.PathLike[str]) -> "_core.Pool":
-    if not Path(path).is_dir():
-        raise PoolError(f"'{path}' holds no pool\n  do:    check the path; training creates a pool")
-    return _core.Pool(
-        path=str(path), device="", durability="process", read_only=True, unlocked=True,
-        trust_after_reboot=True, force_fsdax=False, sparse=False,
-    )  # fmt: skip
-
-
-def _table_summary(record: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("name", "num_embeddings", "embedding_dim", "weight_bytes", "state_bytes")
-    return {**{name: record[name] for name in names}, "optimizer": _OPTIMIZERS[record["optimizer"]]}
-
-
-def _check_same_shape(path: Path, spec: TableSpec, have: Table) -> None:
-    for name in ("num_embeddings", "embedding_dim", "optimizer"):
-        wanted, found = getattr(spec, name), getattr(have, name)
-        if wanted != found:
-            raise PoolError(
-                f"table '{spec.name}' of pool '{path}' has {name} {found}, {wanted} was asked for\n"
-                f"  do:    ask for {found}, or use another pool"
-            )
-
-
-def _read_only(array: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    array.flags.writeable = False
-    return array
+        raise PoolError(
+            f"pool '{self._path}' is closed\n  do:    open it again with Pool('{self._path}')"
+        )
 
 
 def _notices(found: Mapping[str, Any]) -> list[str]:
@@ -499,19 +370,19 @@ def _notices(found: Mapping[str, Any]) -> list[str]:
     system = found["file_system"]
     if found["is_network"]:
         notices.append(
-            f"the pool lies on {system}, a network file system: a kill is survived, but only this machine may use it"
+            f"the pool lies on {system}, a network file system: a kill is survived, but only "
+            "this machine may use it"
         )
     if found["is_copy_on_write"]:
         notices.append(
-            f"the pool lies on {system}, a copy-on-write file system: in-place updates cost extra writes there; "
+            f"the pool lies on {system}, a copy-on-write file system: in-place updates cost "
+            "extra writes there; "
             "ext4, xfs or 'chattr +C' on the pool's folder avoid them"
         )
     return notices
 
 
-def _remove_empty_pool(
-    path: Path, *, keep: Sequence[str] = (), remove_folder: bool = True
-) -> None:
+def _remove_empty_pool(path: Path, *, keep: Sequence[str] = (), remove_folder: bool = True) -> None:
     """A pool that could not be created leaves nothing behind."""
     for name in _FILES:
         if name not in keep and path.is_dir():
@@ -521,6 +392,8 @@ def _remove_empty_pool(
 
 
 def _abandon(core: "_core.Pool", owner_pid: int) -> None:
-    """A pool that is dropped without close() stays unclean: the next open recovers it, as after a kill."""
+    """A pool that is dropped without close() stays unclean: the next open recovers it, as after
+    a kill.
+    """
     if os.getpid() == owner_pid:
         core.close(False)

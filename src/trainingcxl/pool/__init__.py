@@ -1,0 +1,12 @@
+"""The pool: tables and logs of one model on persistent memory (paper: the disaggregated memory
+pool).
+
+Open, create, recover, lock, look at. No torch here: `inspect` and `verify` answer in a fraction of
+a second.
+"""
+
+from trainingcxl.pool.inspection import Damage, inspect, verify
+from trainingcxl.pool.pool import Pool, RecoveryReport
+from trainingcxl.pool.table import Table, TableSpec
+
+__all__ = ["Damage", "Pool", "RecoveryReport", "Table", "TableSpec", "inspect", "verify"]
