@@ -44,7 +44,10 @@ def model_of(name: str, distinct_share: float) -> Model:
 
 
 def measure(name: str, folder: Path, *, zipf: bool, steps: int) -> dict[str, float]:
-    """Median CPU and wall milliseconds of the engine's step, after the log ring has been used once."""
+    """CPU and wall milliseconds of the engine's step, the first half left out.
+
+    `cpu_ms` is the least tenth, as the calibration takes the least of its repeats: both mean the undisturbed machine.
+    """
     shape = SHAPES[name]
     batches = draw_batches(shape, BATCHES, zipf=zipf)
     sizes = [len(shape["rows"]), -1]
@@ -60,7 +63,8 @@ def measure(name: str, folder: Path, *, zipf: bool, steps: int) -> dict[str, flo
     engine.pool.close()
     late = steps // 2
     return {
-        "cpu_ms": statistics.median(cpu[late:]),
+        "cpu_ms": float(np.quantile(cpu[late:], 0.1)),
+        "median_cpu_ms": statistics.median(cpu[late:]),
         "wall_ms": statistics.median(wall[late:]),
         "first_cpu_ms": statistics.median(cpu[:late]),
         "distinct_share": distinct / batches[0].values.numel(),
@@ -80,7 +84,7 @@ def compare(name: str, args: argparse.Namespace, calibration: HostCalibration, *
     label = f"{name} {'zipf' if zipf else 'uniform'}"
     verdict = "pass" if abs(error) <= BAR else "FAIL"
     print(
-        f"{label:<16} engine {found['cpu_ms']:8.2f} ms CPU ({found['wall_ms']:.2f} wall)  "
+        f"{label:<16} engine {found['cpu_ms']:8.2f} ms CPU (median {found['median_cpu_ms']:.2f}, wall {found['wall_ms']:.2f})  "
         f"model {1e3 * prediction.seconds:8.2f} ms  {error:+6.1%}  bar {BAR:.0%}: {verdict}",
         flush=True,
     )

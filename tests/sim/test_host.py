@@ -19,11 +19,11 @@ from trainingcxl.sim.host import (
 
 @pytest.fixture(scope="module")
 def calibration(tmp_path_factory) -> HostCalibration:
-    return calibrate_host(tmp_path_factory.mktemp("host"), table_bytes=64 << 20)
+    return calibrate_host(tmp_path_factory.mktemp("host"), table_bytes=64 << 20, rounds=1)
 
 
 def test_calibration_is_plausible_and_leaves_nothing_behind(tmp_path):
-    found = calibrate_host(tmp_path, table_bytes=32 << 20)
+    found = calibrate_host(tmp_path, table_bytes=32 << 20, rounds=1)
     assert list(tmp_path.iterdir()) == []
     assert 0.1 < found.stream_gbps < 1000
     assert found.cached_64_ns < found.gather_64_ns * 3
@@ -43,7 +43,7 @@ def test_calibration_file_round_trips(calibration, tmp_path):
 def test_command_writes_the_file(tmp_path, monkeypatch):
     import trainingcxl.sim.host as module
 
-    small = functools.partial(calibrate_host, table_bytes=32 << 20)
+    small = functools.partial(calibrate_host, table_bytes=32 << 20, rounds=1)
     monkeypatch.setattr(module, "calibrate_host", small)
     path = tmp_path / "host.toml"
     result = CliRunner().invoke(command, ["--calibrate-host", str(path)])
