@@ -4,7 +4,7 @@
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/string.h>
 
-#include "crash_point.h"
+#include "crash_control.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -6,10 +6,12 @@
 #include <cstring>
 #include <mutex>
 
+#include "crash_control.h"
+
 namespace tcxl {
 
 namespace internal {
-std::atomic<bool> crash_points_armed{false};
+bool crash_points_armed = false;
 }  // namespace internal
 
 namespace {
@@ -48,7 +50,7 @@ void arm_crash_points(int64_t countdown, const std::string& name, int report_fd)
   t.name = name;
   t.report_fd = report_fd;
   t.passed.clear();
-  internal::crash_points_armed = countdown >= 0;
+  __atomic_store_n(&internal::crash_points_armed, countdown >= 0, __ATOMIC_RELAXED);
 }
 
 std::map<std::string, uint64_t> crash_points_passed() {

@@ -98,11 +98,6 @@ struct TableLookups {
   // grad_stride: floats between two bags of the pooled gradient.
   void build(const FeatureBags* features, size_t num_features, int64_t num_bags,
              int64_t grad_stride, uint64_t table_rows);
-
- private:
-  std::vector<uint64_t> packed_scratch_;
-  std::vector<Wide> wide_scratch_;
-  std::vector<uint32_t> histogram_;
 };
 
 // Where one table's undo records of one batch lie in the log: four columns of `count` records each,
