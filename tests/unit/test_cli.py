@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from trainingcxl import cli
+from trainingcxl.cli import program
 from trainingcxl.cli.reporters import JsonReporter, LineReporter, make_reporter
 from trainingcxl.cli.signals import Interrupted, StopSignals
 from trainingcxl.errors import ConfigError, PoolCorrupted, PoolLocked
@@ -21,7 +21,7 @@ from trainingcxl.pool import Pool, TableSpec
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(cli.main, list(arguments))
+    return CliRunner().invoke(program.main, list(arguments))
 
 
 def cpu_seconds_of_children() -> float:
@@ -36,7 +36,7 @@ def run_raising(monkeypatch: pytest.MonkeyPatch, error: BaseException, *options:
     def command() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "import_module", lambda _: SimpleNamespace(command=command))
+    monkeypatch.setattr(program, "import_module", lambda _: SimpleNamespace(command=command))
     return run("train", *options)
 
 
@@ -113,7 +113,7 @@ def test_help_lists_every_subcommand() -> None:
         assert f"\n  {name} " in result.output
 
 
-@pytest.mark.parametrize("name", cli._SUBCOMMANDS)
+@pytest.mark.parametrize("name", program._SUBCOMMANDS)
 def test_every_subcommand_can_be_run(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0, result.output
