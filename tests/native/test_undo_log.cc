@@ -186,8 +186,7 @@ void test_ring_against_model() {
           continue;
         }
         const Frame frame{offset, bytes};
-        CHECK(offset >= ring_offset && offset + bytes <= ring_offset + ring);
-        CHECK_EQUAL(offset % kLine, uint64_t{0});
+        CHECK(offset >= ring_offset && offset + bytes <= ring_offset + ring && offset % kLine == 0);
         for (const auto& [batch, other] : live) CHECK(!overlap(frame, other));
         for (const auto& [batch, other] : retired) CHECK(!overlap(frame, other));
         if (!live.empty() && offset < live.rbegin()->second.offset) ++wraps;

@@ -1,14 +1,22 @@
-"""Pools for the tests of the library layer: small, seeded, closed at the end, and images of what a kill leaves."""
+"""Pools for the tests of the library layer: small, seeded, closed at the end, and images of what
+a kill leaves.
+"""
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from trainingcxl.pool import Pool, Table
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests share
+
+from pool_bytes import Crashed, train
 
 
 class PoolBench:
@@ -69,6 +77,41 @@ def rows_of() -> Callable[[Pool], dict[str, tuple[np.ndarray, np.ndarray]]]:
         return {name: of(table) for name, table in pool.tables.items()}
 
     return copies
+
+
+@pytest.fixture(scope="session")
+def origin(shm_root):
+    """12 batches with a dense generation every 5, then the image of a kill: frames are live,
+    nothing is clean.
+    """
+    torch.manual_seed(0)
+    folder = shm_root / "damage"
+    folder.mkdir()
+    states = {}
+    pool = Pool(folder / "good.pool", threads=1)
+    train(pool, 12, 5, states=states)
+    pool.core.wait_dense()
+    shutil.copytree(folder / "good.pool", folder / "crashed.pool")
+    pool.close()
+    yield Crashed(folder / "crashed.pool", states, 12)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def crashed(origin, bench):
+    """A copy to be damaged."""
+    shutil.copytree(origin.path, bench.path)
+    return Crashed(bench.path, origin.states, origin.committed)
+
+
+@pytest.fixture
+def closed(bench):
+    """A pool that was closed after 6 batches, and its tables."""
+    torch.manual_seed(0)
+    states = {}
+    with bench.open() as pool:
+        train(pool, 6, 1, states=states)
+    return Crashed(bench.path, states, 6)
 
 
 def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:

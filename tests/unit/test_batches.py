@@ -1,7 +1,8 @@
-"""Where the data stands: every kind of loader goes on with exactly the batch after the last committed one.
+"""Where the data stands: every kind of loader goes on with the batch after the last committed one.
 
-A crash is an image of the pool's files at a commit; the script is then run again from its first line, as a user
-would, on the image. Its end must equal that of the run that was never interrupted, bit for bit.
+A crash is an image of the pool's files at a commit; the script is then run again from its first
+line, as a user would, on the image. Its end must equal that of the run that was never interrupted,
+bit for bit.
 """
 
 import random
@@ -20,7 +21,9 @@ PER_EPOCH = SAMPLES // BATCH
 
 
 class Rows(Dataset):
-    """Ids and a label; with noise it draws from a global generator at each access, as augmentation does."""
+    """Ids and a label; with noise it draws from a global generator at each access, as
+    augmentation does.
+    """
 
     def __init__(self, noise=False):
         self.noise = noise
@@ -57,8 +60,8 @@ class Seekable:
 class Stateful:
     """Knows its epoch and its place in it, as torchdata's StatefulDataLoader does.
 
-    What a state means that was taken when an epoch was over differs from loader to loader: that nothing
-    of it is left (`ends_empty`), or that the next one begins.
+    What a state means that was taken when an epoch was over differs from loader to loader: that
+    nothing of it is left (`ends_empty`), or that the next one begins.
     """
 
     def __init__(self, ends_empty):
@@ -161,7 +164,9 @@ def interrupted(bench, make_loader, places, **options):
 
 @pytest.mark.parametrize("kind", LOADERS)
 def test_resume_goes_on_with_the_next_batch(bench, kind):
-    """A1, A2, A5: killed early, in mid-epoch, at the last batch of an epoch, at the first of the next, at the end."""
+    """A1, A2, A5: killed early, in mid-epoch, at the last batch of an epoch, at the first of the
+    next, at the end.
+    """
     digest, images = interrupted(bench, LOADERS[kind], (1, 4, 9, 10, 11, 17, 20, 29, 30))
     for committed, image in images.items():
         with bench.open(image) as pool, warnings.catch_warnings(record=True) as caught:
@@ -178,7 +183,9 @@ def test_resume_goes_on_with_the_next_batch(bench, kind):
 
 @pytest.mark.parametrize("kind", ["seekable", "stateful", "shuffled", "own generator"])
 def test_kill_at_the_border_of_epochs(bench, kind):
-    """A1: the image of the instant between two epochs; 4 epochs are 4 epochs, in the order of the reference."""
+    """A1: the image of the instant between two epochs; 4 epochs are 4 epochs, in the order of
+    the reference.
+    """
     images = []
     with bench.open() as pool:
         run_end_epoch = tcxl.FaultTolerantRun._end_epoch
@@ -198,13 +205,15 @@ def test_kill_at_the_border_of_epochs(bench, kind):
 
 
 def test_every_resume_is_resumed_again(bench):
-    """A2: crash(5), resume, crash after one more batch, resume, to the end; also a crash before the first batch."""
+    """A2: crash(5), resume, crash after one more batch, resume, to the end; also a crash before
+    the first batch.
+    """
     digest, images = interrupted(bench, LOADERS["shuffled"], (5,))
     path = images[5]
     for life in range(4):
         made = []
 
-        def stop(run, made=made):
+        def stop(run, made=made, path=path):
             made.append(bench.image(path))
             raise KeyboardInterrupt
 
@@ -249,7 +258,9 @@ def test_worker_processes(bench):
 
 @pytest.mark.parametrize("dense_every", [1, 3, 50])
 def test_rolled_back_batches_are_fetched_again(bench, dense_every):
-    """The position goes back with the dense part: up to 2K batches are trained again, with the same bits."""
+    """The position goes back with the dense part: up to 2K batches are trained again, with the
+    same bits.
+    """
     digest, images = interrupted(bench, Seekable, (17, 26), dense_every=dense_every)
     for committed, image in images.items():
         with bench.open(image) as pool:
@@ -299,8 +310,9 @@ def test_loader_that_shrank(bench):
     """The data lost its end between two processes: the epoch is over, no error, no batch twice."""
     loader = LOADERS["list"]
     _, images = interrupted(bench, loader, (9,))
-    with bench.open(images[9]) as pool, pytest.warns(UserWarning, match="skipped"):
-        train(pool, lambda: loader()[:5], epochs=1)
+    with bench.open(images[9]) as pool:
+        with pytest.warns(UserWarning, match="skipped"):
+            train(pool, lambda: loader()[:5], epochs=1)
         assert pool.committed_batch in (8, 9)
 
 

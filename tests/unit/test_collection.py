@@ -101,7 +101,9 @@ def test_order_of_keys_does_not_matter(bench):
 
 
 def test_every_form_of_input(bench):
-    """A (B, F) tensor, a dict of columns, of pairs, and a KeyedJaggedTensor look-alike mean the same."""
+    """A (B, F) tensor, a dict of columns, of pairs, and a KeyedJaggedTensor look-alike mean the
+    same.
+    """
     pool = bench.open()
     bags = collection(pool, config("a", 50, 4), config("b", 9, 2))
     ids = torch.tensor([[3, 4], [3, 8], [49, 0]])
@@ -219,7 +221,9 @@ def test_empty_batches(bench, batch):
 
 
 def test_several_modules_on_one_pool(bench):
-    """Two collections and an EmbeddingBag: one commit updates all of them, each with its own optimizer."""
+    """Two collections and an EmbeddingBag: one commit updates all of them, each with its own
+    optimizer.
+    """
     pool = bench.open()
     first = collection(pool, config("a", 50, 4))
     second = collection(

@@ -1,5 +1,6 @@
-"""EmbeddingBag against torch.nn.EmbeddingBag: the same meaning for every form of input, and the same errors or
-clearer ones. A module that differs silently trains another model than the user wrote."""
+"""EmbeddingBag against torch.nn.EmbeddingBag: one meaning for every form of input, equal or clearer
+errors. A module that differs silently trains another model than the user wrote.
+"""
 
 import itertools
 
@@ -42,21 +43,31 @@ CALLS = {
     "two dimensions": lambda: (torch.tensor([[1, 2, 3], [4, 4, 4]]), None, None),
     "no indices": lambda: (torch.zeros(0, dtype=torch.int64), torch.tensor([0, 0, 0]), None),
     "no bags": lambda: (torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64), None),
-    "strided": lambda: (torch.arange(24).reshape(12, 2)[:6, 0], torch.arange(12)[::3].clone() // 3, None),
+    "strided": lambda: (
+        torch.arange(24).reshape(12, 2)[:6, 0],
+        torch.arange(12)[::3].clone() // 3,
+        None,
+    ),
     "weights": lambda: (
-        torch.tensor([0, 3, 3, 12, 5]), torch.tensor([0, 2, 2, 4]), torch.tensor([0.5, -1.0, 2.0, 0.0, 3.0]),
+        torch.tensor([0, 3, 3, 12, 5]),
+        torch.tensor([0, 2, 2, 4]),
+        torch.tensor([0.5, -1.0, 2.0, 0.0, 3.0]),
     ),
     "weights in two dimensions": lambda: (
-        torch.tensor([[1, 2], [2, 2]]), None, torch.tensor([[0.5, -1.0], [2.0, 0.25]]),
+        torch.tensor([[1, 2], [2, 2]]),
+        None,
+        torch.tensor([[0.5, -1.0], [2.0, 0.25]]),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("padding", [None, 3, -1, 0])
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 @pytest.mark.parametrize("call", CALLS)
 def test_forward_and_update_equal_torch(bench, call, mode, padding):
-    """F5: the output, and the rows after one SGD step, are those of the dense module; empty bags give zeros."""
+    """F5: the output, and the rows after one SGD step, are those of the dense module; empty bags
+    give zeros.
+    """
     input, offsets, weights = CALLS[call]()
     if weights is not None and mode != "sum":
         with pytest.raises(ValueError, match="mode 'sum'"):
@@ -111,7 +122,7 @@ def test_include_last_offset_equals_torch(bench, mode):
 )
 def test_all_integer_widths_give_the_same(bench, ids, places):
     """F10: int32 and int64 indices and offsets in all four combinations."""
-    pool, bag = make(bench, mode="sum")
+    _, bag = make(bench, mode="sum")
     input, offsets = torch.tensor([0, 3, 3, 12]), torch.tensor([0, 1, 4])
     with torch.no_grad():
         assert torch.equal(bag(input.to(ids), offsets.to(places)), bag(input, offsets))
@@ -130,7 +141,9 @@ def test_other_index_types_are_refused(bench, dtype):
 @pytest.mark.parametrize("value", [ROWS, 100, -1, -(2**63), 2**63 - 1])
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_index_beyond_the_table(bench, value, place):
-    """F1, F3: below or beyond the table, the error names table, sample, position, value and range; nothing changes."""
+    """F1, F3: below or beyond the table, the error names table, sample, position, value and
+    range; nothing changes.
+    """
     pool, bag = make(bench, name="ads")
     before = bench.image()
     ids = torch.tensor([0, 2, 5])
@@ -158,11 +171,19 @@ def test_int32_index_beyond_the_table(bench):
 @pytest.mark.parametrize(
     ("offsets", "last"),
     [
-        ([1, 2], False), ([0, 5, 3], False), ([0, 6], False), ([-1, 2], False), ([0, -1], False),
-        ([0, 2**40], False), ([2**63 - 1], False),
-        ([0, 2], True), ([1, 5], True), ([0, 9], True), ([0, 3, 2, 5], True),
+        ([1, 2], False),
+        ([0, 5, 3], False),
+        ([0, 6], False),
+        ([-1, 2], False),
+        ([0, -1], False),
+        ([0, 2**40], False),
+        ([2**63 - 1], False),
+        ([0, 2], True),
+        ([1, 5], True),
+        ([0, 9], True),
+        ([0, 3, 2, 5], True),
     ],
-)  # fmt: skip
+)
 def test_bad_offsets(bench, offsets, last):
     """F4: an error before any read, never a value from elsewhere in memory."""
     _, bag = make(bench, include_last_offset=last)
@@ -178,9 +199,13 @@ def test_offsets_of_the_wrong_shape(bench):
     _, bag = make(bench)
     ids = torch.arange(4)
     for wrong in (
-        (ids, None), (ids, torch.zeros(1, 1, dtype=torch.int64)), (ids.reshape(2, 2), torch.tensor([0])),
-        (ids.reshape(1, 2, 2), None), (ids, torch.zeros(0, dtype=torch.int64)), (torch.tensor(3), None),
-    ):  # fmt: skip
+        (ids, None),
+        (ids, torch.zeros(1, 1, dtype=torch.int64)),
+        (ids.reshape(2, 2), torch.tensor([0])),
+        (ids.reshape(1, 2, 2), None),
+        (ids, torch.zeros(0, dtype=torch.int64)),
+        (torch.tensor(3), None),
+    ):
         with pytest.raises(ValueError, match=r"offsets|shape|bags"):
             bag(*wrong)
     last = tcxl.EmbeddingBag(
@@ -299,7 +324,9 @@ def test_pooled_rows_need_no_gradient_in_evaluation(bench):
 
 
 def test_float_settings_of_the_caller_do_not_matter(bench):
-    """Same bits: flush-to-zero switched on by the caller neither changes rows nor is changed by the pool."""
+    """Same bits: flush-to-zero switched on by the caller neither changes rows nor is changed by
+    the pool.
+    """
     pool, bag = make(bench, mode="sum")
     tiny = torch.full((2, DIM), 1e-40)
     run = tcxl.FaultTolerantRun(pool, nn.Module())

@@ -70,7 +70,7 @@ def test_wrong_arguments():
         tcxl.SparseFeatures(["x"], IDS, lengths=torch.tensor([5]), offsets=torch.tensor([0, 5]))
     with pytest.raises(ValueError, match="keys are empty"):
         tcxl.SparseFeatures([], IDS, lengths=torch.tensor([5]))
-    with pytest.raises(ValueError, match="0 keys|offsets|lengths"):
+    with pytest.raises(ValueError, match="-1 lengths"):
         tcxl.SparseFeatures(["x"], IDS, offsets=torch.zeros(0, dtype=torch.int64))
     for wrong in (torch.ones(4), torch.ones(5, dtype=torch.float64), torch.ones(5, 1)):
         with pytest.raises(ValueError, match="weights are"):

@@ -1,5 +1,6 @@
-"""One writer a pool. Two trainers on one pool would mix their rows; a lock that outlives its owner would
-keep a restarted trainer out."""
+"""One writer a pool. Two trainers on one pool would mix their rows; a lock that outlives its owner
+would keep a restarted trainer out.
+"""
 
 import contextlib
 import gc
@@ -139,7 +140,9 @@ FORKS = """
 
 @pytest.mark.parametrize("how", ["fork", "loader"])
 def test_children_do_not_keep_the_lock(bench, how):
-    """Data-loader workers outlive a trainer that is killed: they must hold neither lock nor memory of the pool."""
+    """Data-loader workers outlive a trainer that is killed: they must hold neither lock nor
+    memory of the pool.
+    """
     trainer = script(FORKS, bench.path, how)
     word, *pids = trainer.stdout.readline().split()
     assert word == "ready"
@@ -187,7 +190,9 @@ CHILD_EXITS = """
 
 @pytest.mark.parametrize("how", ["exit", "drop", "close"])
 def test_a_child_that_exits_leaves_the_pool_to_its_parent(bench, how):
-    """A forked child that ends, drops or closes its copy neither hangs nor closes the parent's pool."""
+    """A forked child that ends, drops or closes its copy neither hangs nor closes the parent's
+    pool.
+    """
     child = script(CHILD_EXITS, bench.path, how)
     try:
         out, _ = child.communicate(timeout=30)
@@ -227,7 +232,9 @@ def test_many_pools_in_one_process(bench):
 
 
 def test_only_one_of_many_racing_creations_wins(bench):
-    """Several processes create the same pool at once: one has it, the others say so, none breaks it."""
+    """Several processes create the same pool at once: one has it, the others say so, none breaks
+    it.
+    """
     code = """
         import sys, time
         from trainingcxl.pool import Pool

@@ -1,4 +1,6 @@
-"""Row optimizers against references: a wrong update trains another model, and no crash test would notice."""
+"""Row optimizers against references: a wrong update trains another model, and no crash test
+would notice.
+"""
 
 import numpy as np
 import pytest
@@ -120,7 +122,9 @@ def test_five_hundred_batches_repeat(bench):
 
 
 def test_schedulers_drive_the_learning_rate(bench):
-    """Every torch scheduler works on the row optimizer; a changed lr holds from the next commit on."""
+    """Every torch scheduler works on the row optimizer; a changed lr holds from the next commit
+    on.
+    """
     optimizer = tcxl.optim.SGD(lr=1.0)
     pool, bags, run = make(bench, optimizer)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)

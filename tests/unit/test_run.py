@@ -1,76 +1,19 @@
-"""FaultTolerantRun driven by hand: what is in a commit, what is not, and that errors cost nothing."""
+"""FaultTolerantRun driven by hand: what is in a commit, what is not, and that errors cost
+nothing.
+"""
 
-import io
 import math
 
 import numpy as np
 import pytest
 import torch
+from small_job import DIM, ROWS, Job, batches, data_bytes, dense_twin
 from torch import nn
 
 import trainingcxl as tcxl
-from trainingcxl.errors import ConfigError, PoolError, PoolFull, RecoveryError
+from trainingcxl.errors import PoolError, PoolFull
 
-ROWS, DIM = 40, 4
-
-
-class Counter:
-    """A state object of the user's."""
-
-    def __init__(self):
-        self.count = 0
-
-    def state_dict(self):
-        return {"count": self.count}
-
-    def load_state_dict(self, state):
-        self.count = state["count"]
-
-
-class Job:
-    """A pool, a small model over one table with two features, and its run."""
-
-    def __init__(self, pool, *, optimizer=None, dense=True, seed=0, **options):
-        self.pool = pool
-        self.rows = optimizer or tcxl.optim.RowWiseAdagrad(lr=0.1)
-        config = tcxl.EmbeddingBagConfig(
-            name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["x", "y"]
-        )
-        self.bags = tcxl.EmbeddingBagCollection(pool, tables=[config], optimizer=self.rows)
-        torch.manual_seed(seed)
-        self.head = nn.Linear(2 * DIM, 1)
-        self.model = nn.Sequential(self.bags, self.head)
-        self.dense = torch.optim.Adam(self.head.parameters(), lr=0.01) if dense else None
-        self.run = tcxl.FaultTolerantRun(pool, self.model, self.dense, **options)
-
-    def loss(self, ids, scale=1.0):
-        return scale * (self.model(ids) - 1.0).square().sum()
-
-    @property
-    def weight(self):
-        return self.pool.tables["t"].weight
-
-
-def batches(count, size=6, seed=1):
-    generator = torch.Generator().manual_seed(seed)
-    return [torch.randint(0, ROWS, (size, 2), generator=generator) for _ in range(count)]
-
-
-def data_bytes(pool):
-    return (pool.path / "data").read_bytes()
-
-
-def dense_twin(job):
-    """The same model with a dense table, whose gradients torch clips and steps."""
-    table = nn.Embedding(ROWS, DIM)
-    with torch.no_grad():
-        table.weight.copy_(torch.from_numpy(job.weight.copy()))
-    head = nn.Linear(2 * DIM, 1)
-    head.load_state_dict(job.head.state_dict())
-    return table, head
-
-
-# --- nothing before commit --------------------------------------------------------------------------------
+# --- nothing before commit ----------------------------------------------------------------------
 
 
 def test_nothing_changes_before_the_commit(any_bench):
@@ -103,7 +46,9 @@ def test_announced_batches_change_nothing(bench):
 
 @pytest.mark.parametrize("where", ["forward", "loss", "backward", "optimizer"])
 def test_exception_in_the_middle_of_a_step(bench, where):
-    """Whatever raises, the pool stays at the last commit; after skip() training goes on as without that batch."""
+    """Whatever raises, the pool stays at the last commit; after skip() training goes on as
+    without that batch.
+    """
     data = batches(4)
 
     def train(path, faulty):
@@ -162,7 +107,9 @@ def test_exception_without_skip_counts_the_batch_as_consumed(bench):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_loss_that_is_not_finite(bench, bad):
-    """step() refuses it before anything changes; skip() leaves the batch out; the dense part is as before."""
+    """step() refuses it before anything changes; skip() leaves the batch out; the dense part is
+    as before.
+    """
     job = Job(bench.open(), sparse_of=lambda ids: ids)
     head = job.head.weight.detach().clone()
     for i, ids in enumerate(job.run.batches(batches(3))):
@@ -180,7 +127,9 @@ def test_loss_that_is_not_finite(bench, bad):
 
 
 def test_gradient_that_is_not_finite(bench):
-    """A finite loss with a NaN gradient: named by feature, sample and column; nothing changes, also not the dense part."""
+    """A finite loss with a NaN gradient: named by feature, sample and column; nothing changes,
+    also not the dense part.
+    """
     job = Job(bench.open())
     ids = batches(1)[0]
     before, head = data_bytes(job.pool), job.head.weight.detach().clone()
@@ -198,7 +147,7 @@ def test_gradient_that_is_not_finite(bench):
     assert job.run.committed_batch == 2
 
 
-# --- steps by hand ----------------------------------------------------------------------------------------
+# --- steps by hand ------------------------------------------------------------------------------
 
 
 def test_step_by_hand_equals_step(bench):
@@ -220,7 +169,9 @@ def test_step_by_hand_equals_step(bench):
 
 @pytest.mark.parametrize("max_norm", [0.05, 1e6])
 def test_clipping_equals_a_dense_reference(bench, max_norm):
-    """The norm is over summed row gradients and the dense part together, as torch computes it for a dense table."""
+    """The norm is over summed row gradients and the dense part together, as torch computes it
+    for a dense table.
+    """
     job = Job(bench.open(), optimizer=tcxl.optim.SGD(lr=0.1), dense=False)
     table, head = dense_twin(job)
     job.run.dense_optimizer = torch.optim.SGD(job.head.parameters(), lr=0.1)
@@ -257,7 +208,9 @@ def test_clipping_of_announced_batches(bench):
 
 @pytest.mark.parametrize("announced", [False, True])
 def test_accumulation_equals_one_big_batch(bench, announced):
-    """k batches, one commit: rows equal those of the k batches in one, bit for bit; one commit counts k batches."""
+    """k batches, one commit: rows equal those of the k batches in one, bit for bit; one commit
+    counts k batches.
+    """
     data = batches(6, size=4)
     one = Job(bench.open(bench.folder / "one"), dense=False)
     for i in (0, 3):
@@ -276,15 +229,21 @@ def test_accumulation_equals_one_big_batch(bench, announced):
 
 
 def test_left_over_gradients_at_the_end_of_an_epoch(bench):
-    """7 batches, accumulated by 3: the last one must not slip into the next epoch's first commit."""
+    """7 batches, accumulated by 3: the last one must not slip into the next epoch's first
+    commit.
+    """
     job = Job(bench.open())
-    with pytest.raises(PoolError, match="in no commit"):
+
+    def train():
         for _ in job.run.epochs(2):
             for i, ids in enumerate(job.run.batches(batches(7))):
                 job.loss(ids).backward()
                 if i % 3 == 2:
                     job.run.commit()
                     job.head.zero_grad()
+
+    with pytest.raises(PoolError, match="in no commit"):
+        train()
     assert job.run.committed_batch == 2
     job.run.commit()
     job.run._end_epoch()
@@ -292,7 +251,9 @@ def test_left_over_gradients_at_the_end_of_an_epoch(bench):
 
 
 def test_gradients_shared_with_a_leaf_are_not_changed_later(bench):
-    """Autograd may hand one buffer to the pooled rows and to a parameter that goes on accumulating."""
+    """Autograd may hand one buffer to the pooled rows and to a parameter that goes on
+    accumulating.
+    """
     job = Job(bench.open(), optimizer=tcxl.optim.SGD(lr=1.0), dense=False)
     before = job.weight.copy()
     bias = nn.Parameter(torch.zeros(1, 2 * DIM))
@@ -305,7 +266,9 @@ def test_gradients_shared_with_a_leaf_are_not_changed_later(bench):
 
 
 def test_other_batch_than_announced(bench):
-    """The batch is changed after it was announced: logged at the commit, counted, said once, and right."""
+    """The batch is changed after it was announced: logged at the commit, counted, said once, and
+    right.
+    """
     plain = Job(bench.open(bench.folder / "plain"))
     other = Job(bench.open(bench.folder / "other"), sparse_of=lambda ids: ids)
     data, used = (
@@ -359,7 +322,9 @@ def test_batches_announced_with_a_bad_index(bench):
 
 
 def test_leaving_the_loop_early(bench):
-    """break with batches announced ahead, then another loop: nothing of the dropped ones is applied."""
+    """break with batches announced ahead, then another loop: nothing of the dropped ones is
+    applied.
+    """
     job = Job(bench.open(), sparse_of=lambda ids: ids)
     data = batches(8)
     for i, ids in enumerate(job.run.batches(data)):
@@ -374,7 +339,9 @@ def test_leaving_the_loop_early(bench):
 
 
 def test_pool_closed_inside_the_loop(bench):
-    """An exception that closes the pool while a batch is in use is the only thing that is raised."""
+    """An exception that closes the pool while a batch is in use is the only thing that is
+    raised.
+    """
 
     def job_that_fails():
         with bench.open() as pool:
@@ -391,7 +358,9 @@ def test_pool_closed_inside_the_loop(bench):
 
 
 def test_limits_on_a_batch(bench):
-    """Contract 3: larger than rows_per_batch_max or than the log: refused before anything, dense part included."""
+    """Contract 3: larger than rows_per_batch_max or than the log: refused before anything, dense
+    part included.
+    """
     for i, options in enumerate(({"rows_per_batch_max": 3}, {"log_bytes": 4096})):
         job = Job(bench.open(bench.folder / str(i), **options))
         small, large = torch.tensor([[1, 2]]), torch.arange(2 * ROWS).reshape(-1, 2) % ROWS
@@ -419,176 +388,3 @@ def test_growing_batches_grow_the_log(bench):
             again.tables["t"].weight, tables.get(again.committed_batch, tables[1])
         ) or (again.committed_batch == 0)
         assert again.recovery.committed_batch == 29
-
-
-# --- one run, one pool ------------------------------------------------------------------------------------
-
-
-def test_a_pool_has_one_run(bench):
-    """A second run would restore the state of the opening over rows that have moved on."""
-    for _ in range(2):
-        pool = bench.open()
-        job = Job(pool)
-        job.run.step(job.loss(batches(1)[0]))
-        with pytest.raises(PoolError, match="already has a run"):
-            tcxl.FaultTolerantRun(pool, job.model, job.dense)
-        pool.close()
-    assert bench.open().committed_batch == 2
-
-
-def test_settings_are_compared_as_they_are_read_back(bench):
-    """Tuples and integer keys survive JSON as lists and strings: no false alarm; a change is refused with both values."""
-    settings = {"layers": (8, 4), "sizes": {1: 2}, "lr": 0.1}
-    job = Job(bench.open(), settings=settings)
-    job.pool.close()
-    job = Job(bench.open(), settings=settings)
-    job.pool.close()
-    with pytest.raises(ConfigError, match=r"lr: the pool has 0\.1, this run has 0\.2"):
-        Job(bench.open(), settings={**settings, "lr": 0.2})
-
-
-def test_resume_with_another_model_is_refused(bench):
-    """B11: missing and unused entries are listed; nothing is dropped in silence."""
-    job = Job(bench.open(), state={"counter": Counter()})
-    job.run.step(job.loss(batches(1)[0]))
-    job.pool.close()
-    pool = bench.open()
-    config = tcxl.EmbeddingBagConfig(
-        name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["x", "y"]
-    )
-    bags = tcxl.EmbeddingBagCollection(
-        pool, tables=[config], optimizer=tcxl.optim.RowWiseAdagrad(lr=0.1)
-    )
-    good = nn.Sequential(bags, nn.Linear(2 * DIM, 1))
-    adam = torch.optim.Adam(good.parameters())
-    counter = {"counter": Counter()}
-    wrong = [
-        (nn.Sequential(bags, nn.Linear(2 * DIM, 1, bias=False)), adam, counter, "1.bias"),
-        (nn.Sequential(bags, nn.Linear(2 * DIM, 1), nn.Linear(1, 1)), adam, counter, "2.weight"),
-        (nn.Sequential(bags, nn.Linear(2 * DIM, 2)), adam, counter, "size mismatch"),
-        (good, None, counter, "dense optimizer"),
-        (good, adam, {}, "counter"),
-        (good, adam, {**counter, "more": Counter()}, "more"),
-        (good, torch.optim.Adam([{"params": [good[1].weight]}, {"params": [good[1].bias]}]), counter, "does not fit"),
-    ]  # fmt: skip
-    for model, optimizer, state, word in wrong:
-        with pytest.raises(RecoveryError, match=word):
-            tcxl.FaultTolerantRun(pool, model, optimizer, state=state)
-    assert tcxl.FaultTolerantRun(pool, good, adam, state=counter).committed_batch == 1
-
-
-def test_restored_before_any_step(bench):
-    """B11: state that optimizers create in their first step is there in a process that takes none."""
-    job = Job(bench.open())
-    for ids in batches(3):
-        job.run.step(job.loss(ids))
-    adam = job.dense.state_dict()
-    job.pool.close()
-    for _ in range(2):  # resumed, no step taken, closed; and again
-        job = Job(bench.open(), seed=5)
-        restored = job.dense.state_dict()
-        assert restored["state"].keys() == adam["state"].keys()
-        for i, entry in adam["state"].items():
-            for name, tensor in entry.items():
-                assert torch.equal(restored["state"][i][name], tensor)
-        job.pool.close()
-
-
-def test_evaluation_from_a_read_only_pool(bench):
-    """B6: the dense part is restored too, without optimizer or state objects; the files stay as they are."""
-    job = Job(bench.open(), state={"counter": Counter()})
-    for ids in batches(3):
-        job.run.step(job.loss(ids))
-    with torch.no_grad():
-        expected = job.model(batches(1)[0])
-    job.pool.close()
-    before = data_bytes(job.pool), (job.pool.path / "log").read_bytes()
-    with bench.open(read_only=True) as pool:
-        config = tcxl.EmbeddingBagConfig(
-            name="t", num_embeddings=ROWS, embedding_dim=DIM, feature_names=["x", "y"]
-        )
-        bags = tcxl.EmbeddingBagCollection(pool, tables=[config], optimizer=None)
-        model = nn.Sequential(bags, nn.Linear(2 * DIM, 1))
-        run = tcxl.FaultTolerantRun(pool, model)
-        with torch.no_grad():
-            assert torch.equal(model(batches(1)[0]), expected)
-        assert run.committed_batch == 3
-    assert (data_bytes(job.pool), (job.pool.path / "log").read_bytes()) == before
-
-
-def test_a_state_object_too_large_for_the_record(bench):
-    """Refused when the run is made, with the limit, and the pool can still be used."""
-    large = Counter()
-    large.count = "x" * 100_000
-    pool = bench.open()
-    with pytest.raises(PoolFull, match="65536"):
-        Job(pool, state={"large": large})
-    pool.close()
-    assert Job(bench.open()).run.committed_batch == 0
-
-
-def test_state_changed_after_the_commit_is_noticed(bench):
-    """A counter that the loop raises after run.step is one behind after a kill: said once, by name."""
-    counter, before = Counter(), Counter()
-    job = Job(bench.open(), state={"late": counter, "early": before})
-    for ids in job.run.batches(batches(4)):
-        before.count += 1
-        job.run.step(job.loss(ids))
-        counter.count += 1
-    late = [text for text in job.run.notices if "after the commit" in text]
-    assert len(late) == 1
-    assert "'late'" in late[0]
-
-
-def test_sync_writes_the_dense_part_of_the_commit(bench):
-    """After sync() resume has nothing to do again, whatever dense_every says."""
-    job = Job(bench.open(), dense_every=50)
-    for ids in batches(7):
-        job.run.step(job.loss(ids))
-    job.run.sync()
-    with bench.open(bench.image()) as again:
-        assert again.recovery.batches_to_redo == 0
-        assert again.committed_batch == 7
-
-
-def test_half_a_step_is_not_written_by_close(bench):
-    """The dense optimizer has stepped, the commit has not come: that dense part is no recovery point."""
-    job = Job(bench.open(), dense_every=50)
-    for ids in batches(3):
-        job.run.step(job.loss(ids))
-    job.loss(batches(1)[0]).backward()
-    job.dense.step()
-    with pytest.raises(PoolError, match="stepped beyond"):
-        job.run.sync()
-    with pytest.raises(PoolError, match="no longer be skipped"):
-        job.run.skip()
-    job.pool.close()
-    assert bench.open().recovery.batches_to_redo == 3
-
-
-@pytest.mark.parametrize("wrong", [0, -1, 1001, 1.5, "often", None])
-def test_wrong_dense_every(bench, wrong):
-    """Refused with the value and the range."""
-    with pytest.raises(ValueError, match=r"dense_every.*1000"):
-        Job(bench.open(), dense_every=wrong)
-
-
-@pytest.mark.parametrize("width", [1, 100_000])
-def test_auto_dense_every(bench, width):
-    """The cost of the dense part is bounded; training is the same whatever is chosen."""
-    job = Job(bench.open())
-    job.model.register_buffer("ballast", torch.zeros(width))
-    for ids in job.run.batches(batches(12)):
-        job.run.step(job.loss(ids))
-    assert 1 <= job.run.dense_every <= 1000
-    assert job.run.stats.dense_bytes > 0
-
-
-def test_what_is_said_at_the_start(bench):
-    """D12: where and how often training is durable can be read off the run."""
-    job = Job(bench.open(), dense_every=3)
-    assert job.run.pool.path == bench.path
-    assert job.run.dense_every == 3
-    out = io.StringIO()
-    print(job.pool, file=out)
-    assert "process on tmpfs" in out.getvalue()

@@ -47,9 +47,19 @@ def same(a, b):
 
 
 DTYPES = (
-    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.complex64, torch.complex128,
-    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
-)  # fmt: skip
+    torch.float64,
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.complex64,
+    torch.complex128,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -81,11 +91,24 @@ def test_strided_and_shared_tensors():
 def test_plain_data_of_every_kind():
     """Schedulers, scalers and counters keep all of these."""
     tree = {
-        "none": None, "true": True, "int": 2**70, "float": 0.1, "nan": float("nan"), "inf": -float("inf"),
-        "text": "ä\ud800", "bytes": b"\0\xff", "tuple": (1, (2, [3])), "list": [], "dict": {},
-        "int keys": {1: "a", 2: "b"}, "tuple keys": {(1, 2): 3}, "$tensor": 5, "dollar": {"$tuple": [1]},
-        "array": np.arange(6, dtype=np.uint16).reshape(2, 3), "ordered": dict([("b", 1), ("a", 2)]),
-    }  # fmt: skip
+        "none": None,
+        "true": True,
+        "int": 2**70,
+        "float": 0.1,
+        "nan": float("nan"),
+        "inf": -float("inf"),
+        "text": "\u00e4\ud800",
+        "bytes": b"\0\xff",
+        "tuple": (1, (2, [3])),
+        "list": [],
+        "dict": {},
+        "int keys": {1: "a", 2: "b"},
+        "tuple keys": {(1, 2): 3},
+        "$tensor": 5,
+        "dollar": {"$tuple": [1]},
+        "array": np.arange(6, dtype=np.uint16).reshape(2, 3),
+        "ordered": dict([("b", 1), ("a", 2)]),
+    }
     same(tree, decode_tree(encode_tree(tree, []), []))
     same(tree, through_blob(tree))
     counter = collections.Counter({"a": 2})
@@ -126,15 +149,20 @@ def test_damaged_blobs_are_refused():
     data = b"".join(ctypes.string_at(a, n) for a, n in good.pieces())
     size = int.from_bytes(data[:8], "little")
     for bad in (
-        b"", data[:4], data[: 8 + size // 2], data[: 8 + size],
+        b"",
+        data[:4],
+        data[: 8 + size // 2],
+        data[: 8 + size],
         (2**63).to_bytes(8, "little") + data[8:],
-        json_header({"tree": {}}), json_header([]), json_header({"tree": {"$tensor": 3}, "tensors": []}),
+        json_header({"tree": {}}),
+        json_header([]),
+        json_header({"tree": {"$tensor": 3}, "tensors": []}),
         json_header({"tree": {}, "tensors": [["float8", [1], 0]]}),
         json_header({"tree": {}, "tensors": [["float32", [-1], 0]]}),
         json_header({"tree": {}, "tensors": [["float32", [2**40], 0]]}),
         json_header({"tree": {}, "tensors": [["float32", [4], 2**40]]}),
         json_header({"tree": {"$tuple": 5}, "tensors": []}),
-    ):  # fmt: skip
+    ):
         with pytest.raises(PoolCorrupted):
             decode_blob(np.frombuffer(bad, dtype=np.uint8))
 
@@ -150,18 +178,18 @@ def test_generators_are_put_back():
 
     torch.manual_seed(1)
     random.seed(2)
-    np.random.seed(3)  # noqa: NPY002
+    np.random.seed(3)
     random.gauss(0, 1)
-    np.random.standard_normal()  # noqa: NPY002
+    np.random.standard_normal()
 
     def draw():
         return (
             torch.rand(3).tolist(),
             [random.gauss(0, 1) for _ in range(3)],
             np.random.standard_normal(3).tolist(),
-        )  # noqa: NPY002, E501
+        )
 
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()  # noqa: NPY002
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()
     try:
         state = json.loads(json_bytes(get_rng_state()))
         first = draw()
@@ -171,4 +199,4 @@ def test_generators_are_put_back():
     finally:
         torch.set_rng_state(before[0])
         random.setstate(before[1])
-        np.random.set_state(before[2])  # noqa: NPY002
+        np.random.set_state(before[2])

@@ -1,4 +1,6 @@
-"""The way of pooled rows to the model's device and of gradients back, with a device that is none."""
+"""The way of pooled rows to the model's device and of gradients back, with a device that is
+none.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +12,9 @@ from trainingcxl.nn.transfer import HostTransfer, PinnedTransfer, transfer_for
 
 
 class FakeDevice:
-    """Keeps a copy of its own of everything that crosses, and reuses its host buffers, as a GPU's transfer does."""
+    """Keeps a copy of its own of everything that crosses, and reuses its host buffers, as a
+    GPU's transfer does.
+    """
 
     def __init__(self):
         self.buffers = [torch.empty(0), torch.empty(0)]
@@ -60,7 +64,9 @@ def train(pool, transfer, steps=6, sizes=(4, 2, 7)):
 
 
 def test_fake_device_trains_to_the_same_bits(bench):
-    """Reused buffers, batches of changing size: the rows and losses are those of a host-only run."""
+    """Reused buffers, batches of changing size: the rows and losses are those of a host-only
+    run.
+    """
     with bench.open(bench.folder / "host.pool") as pool:
         expected = train(pool, None), pool.digest()
     fake = FakeDevice()
