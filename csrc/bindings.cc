@@ -28,6 +28,7 @@ using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
 nb::dict report_dict(const RecoveryReport& r) {
   nb::dict d;
   d["has_point"] = r.has_point;
+  d["is_exact"] = r.is_exact;
   d["committed_batch"] = r.committed_batch;
   d["dense_batch"] = r.dense_batch;
   d["resumed_batch"] = r.resumed_batch;

@@ -95,8 +95,10 @@ struct Slot {
       dense_batch;  // the generation that this slot vouches for whatever its life; kNoBatch: none
   uint64_t dense_life;
   uint32_t dense_area;
-  uint32_t dense_crc;  // DenseHeader::crc
-  uint64_t reserved[6];
+  uint32_t dense_crc;     // DenseHeader::crc
+  uint32_t rolling_back;  // 1: exact resume is taking batches back, rows are of no one batch
+  uint32_t reserved3;
+  uint64_t reserved[5];
   uint32_t reserved2;
   uint32_t crc;
 };

@@ -52,6 +52,10 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   undo.attach();
   if (!store.slot()) return report;
   const Slot slot = *store.slot();
+  // Rows of C are gone once an exact recovery has begun to take batches back: "latest" comes too
+  // late then, and goes on with it.
+  exact = exact || slot.rolling_back != 0;
+  report.is_exact = exact;
   const auto generation = dense.newest_valid(slot);
   if (!generation) {
     fail(ErrorKind::kCorrupted, "pool '", store.path(),
@@ -77,6 +81,11 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   const auto frames = frames_above(store, undo, slot, report.resumed_batch);
   for (const Descriptor& d : frames) undo.check(d);
   if (!store.is_read_only() && !store.was_clean()) persist_evidence(store, *generation, frames);
+  if (!store.is_read_only() && report.resumed_batch < slot.batch && slot.rolling_back == 0) {
+    Slot begun = slot;
+    begun.rolling_back = 1;
+    store.write_slot(begun, store.read_resume(slot));
+  }
   for (const Descriptor& d : frames) {
     report.rows_changed += undo.roll_back(d);
     report.rows_rolled_back += d.records;

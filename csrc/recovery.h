@@ -17,6 +17,7 @@ inline constexpr uint64_t kLookaheadMax =
     8;  // batches beyond the committed one that may have a flag
 
 struct RecoveryReport {
+  bool is_exact = true;          // "latest" goes on with an exact recovery that was killed
   bool has_point = false;        // false: no batch was ever committed
   uint64_t committed_batch = 0;  // found in the newest slot
   uint64_t dense_batch = 0;      // newest complete dense generation

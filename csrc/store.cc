@@ -1,6 +1,7 @@
 #include "store.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -293,8 +294,9 @@ void Store::mark_open() {
   s.crc = checksum(s);
   *log_.at<Session>(kSession) = s;
   persistence_.persist(log_.at<Session>(kSession), sizeof s);
-  // The flag guards against a restart, so it must reach the medium before the first change does.
-  if (medium_.kind == MediumKind::kBlock && ::fdatasync(log_fd_.get()) != 0)
+  // The flag guards against a restart, so it must reach the medium before the first change does:
+  // its page alone, since after a kill the whole log may wait to be written.
+  if (medium_.kind == MediumKind::kBlock && ::msync(log_.base() + kSession, kPage, MS_SYNC) != 0)
     fail_os(errno, text("cannot sync '", log_.path(), "'"));
 }
 

@@ -120,16 +120,16 @@ def torture(folder: Path, medium: str, kills: int, seed: int) -> dict[str, Any]:
     deadline = time.monotonic() + 60
     while done < kills and not differences and time.monotonic() < deadline:
         reader, writer = os.pipe()
+        countdown = choose.randint(1, 400)
         pid = os.fork()
         if pid == 0:
             try:
-                _core.kill_at_persist(choose.randint(1, 400))
+                _core.kill_at_persist(countdown)
                 _life(path, medium, first, expected, writer)
             except BaseException:
                 os.write(writer, b"!" + traceback.format_exc().encode())
             finally:
                 os._exit(0)
-        choose.random()
         os.close(writer)
         with os.fdopen(reader) as pipe:
             said = pipe.read()

@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -353,6 +354,7 @@ def _join(pid: int, reader: int) -> str:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what lives print is no answer
+    import_module("torch._dynamo")  # optimizers import it when first made: not in every life
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:

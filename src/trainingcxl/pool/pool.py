@@ -151,7 +151,7 @@ class Pool:
                 **{name: found[name] for name in fields},
                 rows_changed=found["rows_changed"],
                 milliseconds=1000 * (time.perf_counter() - started),
-                resume=resume,
+                resume="exact" if found["is_exact"] else "latest",
             )
             self.resume_record = json.loads(found["resume"])
         self._synced_batch: int | None = found["resumed_batch"] if facts["was_clean"] else None
