@@ -35,7 +35,10 @@ class CorePool {
   CorePool& operator=(const CorePool&) = delete;
 
   Store& store() { return store_; }
-  DenseLog& dense() { return dense_; }
+  DenseLog& dense() {
+    check_owner();
+    return dense_;
+  }
   std::optional<Generation> evidence() const {
     return store_.slot() ? dense_.newest_valid(*store_.slot()) : std::nullopt;
   }
@@ -50,7 +53,7 @@ class CorePool {
     return report_;
   }
   void drop_announced() {
-    if (engine_)
+    if (engine_ && ::getpid() == owner_)
       engine_->drop_announced();  // a loop over batches may end after the pool was closed
   }
   void start(const EngineOptions& options) {
@@ -87,6 +90,7 @@ class CorePool {
 };
 
 inline const Table& table_at(CorePool& pool, size_t index) {
+  pool.check_owner();
   const auto& tables = pool.store().tables();
   if (index >= tables.size()) fail(ErrorKind::kIndex, "there is no table number ", index);
   return tables[index];

@@ -242,6 +242,50 @@ def test_several_modules_on_one_pool(bench):
     assert run.committed_batch == 2
 
 
+def test_several_modules_are_announced_together(bench):
+    """One batch, two modules: sparse_of gives each its features; the rows are those of a run
+    that announces nothing.
+    """
+    weights = []
+    for announced in (False, True):
+        pool = bench.open(bench.folder / str(announced))
+        first = collection(pool, config("a", 50, 4))
+        second = collection(pool, config("b", 9, 2), optimizer=tcxl.optim.Adagrad(lr=0.5))
+        options = {}
+        if announced:
+            options["sparse_of"] = lambda ids, a=first, b=second: {a: ids, b: ids % 9}
+        run = tcxl.FaultTolerantRun(pool, nn.ModuleList([first, second]), **options)
+        generator = torch.Generator().manual_seed(2)
+        batches = [torch.randint(0, 50, (8, 1), generator=generator) for _ in range(8)]
+        for ids in run.batches(batches):
+            run.step(first(ids).square().sum() + second(ids % 9).square().sum())
+        assert (run.stats.unannounced_batches == 0) == announced
+        weights.append([table.weight.copy() for table in pool.tables.values()])
+    for plain, ahead in zip(*weights, strict=True):
+        assert np.array_equal(plain, ahead)
+
+
+def test_weighted_mean(bench):
+    """Weights with pooling "mean": the weighted sum over the number of lookups, as FBGEMM has
+    it.
+    """
+    pool = bench.open()
+    bags = collection(pool, config("a", 50, 4, pooling="mean"))
+    ids, weights = torch.tensor([3, 4, 3]), torch.tensor([0.5, -1.0, 2.0])
+    features = tcxl.SparseFeatures(
+        ["a"], ids, lengths=torch.tensor([2, 0, 1]), weights=weights.clone().requires_grad_()
+    )
+    rows = torch.from_numpy(pool.tables["a"].weight.copy())[ids]
+    pooled = bags(features)
+    expected = torch.stack(
+        [(rows[:2] * weights[:2, None]).sum(0) / 2, torch.zeros(4), rows[2] * weights[2]]
+    )
+    torch.testing.assert_close(pooled, expected, rtol=0, atol=1e-6)
+    pooled.sum().backward()
+    expected = rows.sum(1) / torch.tensor([2.0, 2.0, 1.0])
+    torch.testing.assert_close(features.weights.grad, expected, rtol=0, atol=1e-6)
+
+
 def test_one_module_called_twice(bench):
     """Two lookups by one module in a step (two towers): both gradients count."""
     pool = bench.open()

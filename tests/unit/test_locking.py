@@ -166,8 +166,11 @@ def test_children_do_not_keep_the_lock(bench, how):
 
 CHILD_EXITS = """
     import gc, os, sys
-    from trainingcxl.pool import Pool
+    from trainingcxl.errors import PoolError
+    from trainingcxl.pool import Pool, TableSpec
     pool = Pool(sys.argv[1], threads=2)
+    pool.create_tables([TableSpec(name="t", num_embeddings=9, embedding_dim=2, optimizer="sgd",
+                                  init_scale=0.1, init_seed=0)])
     child = os.fork()
     if child == 0:
         if sys.argv[2] == "drop":
@@ -175,6 +178,15 @@ CHILD_EXITS = """
             gc.collect()
         if sys.argv[2] == "close":
             pool.close()
+        if sys.argv[2] == "use":
+            uses = (pool.digest, lambda: pool.tables["t"].weight, lambda: pool.core.wait_dense())
+            for use in uses:
+                try:
+                    use()
+                except PoolError as error:
+                    assert "before the fork" in str(error)
+                else:
+                    os._exit(1)
         sys.exit(0)
     status = os.waitpid(child, 0)[1]
     print("child", os.waitstatus_to_exitcode(status), flush=True)
@@ -188,11 +200,9 @@ CHILD_EXITS = """
 """
 
 
-@pytest.mark.parametrize("how", ["exit", "drop", "close"])
+@pytest.mark.parametrize("how", ["exit", "drop", "close", "use"])
 def test_a_child_that_exits_leaves_the_pool_to_its_parent(bench, how):
-    """A forked child that ends, drops or closes its copy neither hangs nor closes the parent's
-    pool.
-    """
+    """Whatever a forked child does with its copy, it neither crashes, hangs nor closes the pool."""
     child = script(CHILD_EXITS, bench.path, how)
     try:
         out, _ = child.communicate(timeout=30)

@@ -280,6 +280,35 @@ def test_disk_full_while_training(tmp_path):
         assert verify(tmp_path / "ads.pool") == []
 
 
+def test_no_room_for_a_larger_log(tmp_path):
+    """D6: a batch that needs a larger log than fits is refused before anything, the dense part
+    included.
+    """
+    with Pool(tmp_path / "ads.pool", threads=1) as pool:
+        config = tcxl.EmbeddingBagConfig(
+            name="t", num_embeddings=200_000, embedding_dim=16, feature_names=["f"]
+        )
+        bags = tcxl.EmbeddingBagCollection(
+            pool, tables=[config], optimizer=tcxl.optim.RowWiseAdagrad(lr=0.1)
+        )
+        model = torch.nn.Sequential(bags, torch.nn.Linear(16, 1))
+        run = tcxl.FaultTolerantRun(pool, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        small, large = torch.arange(8).reshape(-1, 1), torch.arange(200_000).reshape(-1, 1)
+        run.step(model(small).sum())
+        run.sync()
+        data, head = (tmp_path / "ads.pool" / "data").read_bytes(), model[1].weight.detach().clone()
+        with limited_files((tmp_path / "ads.pool" / "log").stat().st_size):
+            with pytest.raises(PoolFull, match="free"):
+                run.step(model(large).sum())
+            assert (tmp_path / "ads.pool" / "data").read_bytes() == data
+            assert torch.equal(model[1].weight, head)
+            run.skip()
+            run.step(model(small).sum())
+        run.step(model(large).sum())
+        assert run.committed_batch == 4
+    assert verify(tmp_path / "ads.pool") == []
+
+
 def test_space_is_allocated_not_sparse(bench):
     """D6: a table whose blocks are missing would end in SIGBUS when the disk fills up later."""
     with bench.open() as pool:
