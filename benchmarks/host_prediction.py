@@ -2,9 +2,10 @@
 
     python benchmarks/host_prediction.py [--dir /dev/shm] [--steps 200] [--json FILE]
 
-Calibrates the machine (`trainingcxl.sim.host`, nothing taken from a step), predicts shapes i, iii16 and iii128 of
-docs/performance.md with uniform and Zipf rows, and runs the engine's own step: SGD, undo log on, one thread. Times
-are CPU times of the process, as wall times mean little on a shared machine; both are printed. The bar is 25 %.
+Calibrates the machine (`trainingcxl.sim.host`, nothing taken from a step), predicts shapes i, iii16
+and iii128 of docs/performance.md with uniform and Zipf rows, and runs the engine's own step: SGD,
+undo log on, one thread. Times are CPU times of the process, as wall times mean little on a shared
+machine; both are printed. The bar is 25 %.
 """
 
 import argparse
@@ -38,7 +39,10 @@ def model_of(name: str, distinct_share: float) -> Model:
         source="C",
         bottom=(13, shape["dim"]),
         top=(1,),
-        tables=tuple(Tables(count=1, rows=r, lookups=shape["lookups"], dim=shape["dim"]) for r in shape["rows"]),
+        tables=tuple(
+            Tables(count=1, rows=r, lookups=shape["lookups"], dim=shape["dim"])
+            for r in shape["rows"]
+        ),
     )
     return model.with_locality(replace(model.locality, unique_share=distinct_share))
 
@@ -46,12 +50,15 @@ def model_of(name: str, distinct_share: float) -> Model:
 def measure(name: str, folder: Path, *, zipf: bool, steps: int) -> dict[str, float]:
     """CPU and wall milliseconds of the engine's step, the first half left out.
 
-    `cpu_ms` is the least tenth, as the calibration takes the least of its repeats: both mean the undisturbed machine.
+    `cpu_ms` is the least tenth, as the calibration takes the least of its repeats: both mean the
+    undisturbed machine.
     """
     shape = SHAPES[name]
     batches = draw_batches(shape, BATCHES, zipf=zipf)
     sizes = [len(shape["rows"]), -1]
-    distinct = statistics.mean(sum(len(np.unique(c)) for c in b.values.view(sizes).numpy()) for b in batches[:3])
+    distinct = statistics.mean(
+        sum(len(np.unique(c)) for c in b.values.view(sizes).numpy()) for b in batches[:3]
+    )
     engine = Ours(folder, shape, threads=1, log=True, optimizer="sgd")
     engine.announce(batches[0])
     cpu, wall = [], []
@@ -71,7 +78,9 @@ def measure(name: str, folder: Path, *, zipf: bool, steps: int) -> dict[str, flo
     }
 
 
-def compare(name: str, args: argparse.Namespace, calibration: HostCalibration, *, zipf: bool) -> dict[str, Any]:
+def compare(
+    name: str, args: argparse.Namespace, calibration: HostCalibration, *, zipf: bool
+) -> dict[str, Any]:
     """Run the engine on one shape and set the prediction beside it."""
     folder = Path(tempfile.mkdtemp(dir=args.dir, prefix="trainingcxl-host-"))
     try:
@@ -84,11 +93,18 @@ def compare(name: str, args: argparse.Namespace, calibration: HostCalibration, *
     label = f"{name} {'zipf' if zipf else 'uniform'}"
     verdict = "pass" if abs(error) <= BAR else "FAIL"
     print(
-        f"{label:<16} engine {found['cpu_ms']:8.2f} ms CPU (median {found['median_cpu_ms']:.2f}, wall {found['wall_ms']:.2f})  "
+        f"{label:<16} engine {found['cpu_ms']:8.2f} ms CPU "
+        f"(median {found['median_cpu_ms']:.2f}, wall {found['wall_ms']:.2f})  "
         f"model {1e3 * prediction.seconds:8.2f} ms  {error:+6.1%}  bar {BAR:.0%}: {verdict}",
         flush=True,
     )
-    return {"shape": label, **found, "model_ms": 1e3 * prediction.seconds, "error": error, "parts": asdict(prediction)}
+    return {
+        "shape": label,
+        **found,
+        "model_ms": 1e3 * prediction.seconds,
+        "error": error,
+        "parts": asdict(prediction),
+    }
 
 
 def main() -> None:
@@ -99,10 +115,19 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write results here")
     args = parser.parse_args()
     calibration = calibrate_host(Path(args.dir))
-    rows = [compare(n, args, calibration, zipf=z) for n in ("iii16", "iii128", "i") for z in (False, True)]
+    rows = [
+        compare(n, args, calibration, zipf=z)
+        for n in ("iii16", "iii128", "i")
+        for z in (False, True)
+    ]
     if args.json:
-        machine = {"processor": platform.processor() or platform.machine(), "python": platform.python_version()}
-        args.json.write_text(json.dumps({"machine": machine, "host": asdict(calibration), "rows": rows}, indent=1))
+        machine = {
+            "processor": platform.processor() or platform.machine(),
+            "python": platform.python_version(),
+        }
+        args.json.write_text(
+            json.dumps({"machine": machine, "host": asdict(calibration), "rows": rows}, indent=1)
+        )
 
 
 if __name__ == "__main__":

@@ -176,13 +176,13 @@ def _show(run: Run) -> None:
 def main(folder: Path, data: str, epochs: int, batch_size: int, seed: int, only: str) -> None:
     """Run the acceptance of the main job in FOLDER."""
     folder.mkdir(parents=True, exist_ok=True)
-    common = ["--data", data, "--epochs", str(epochs), "--batch-size", str(batch_size)]
-    common += ["--set", "eval.fraction=0.2", "--set", f"cache.dir={folder / 'cache'}"]
+    every_run = ["--data", data, "--epochs", str(epochs), "--batch-size", str(batch_size)]
+    every_run += ["--set", "eval.fraction=0.2", "--set", f"cache.dir={folder / 'cache'}"]
     small = ["--set", "model.bottom=64", "--set", "model.top=64"]
 
     def make(name: str, pool: str, redone_max: int, threads: int, dense_every: int) -> Run:
         _discard(folder / pool)
-        options = [*common, *small, "--threads", str(threads), "--dense-every", str(dense_every)]
+        options = [*every_run, *small, "--threads", str(threads), "--dense-every", str(dense_every)]
         return Run(name, folder / pool, options, redone_max)
 
     alone = make("left alone", "alone.pool", 0, 2, 1)

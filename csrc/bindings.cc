@@ -146,6 +146,29 @@ void translate(const std::exception_ptr& pointer, void*) {
   }
 }
 
+void bind_evidence(nb::class_<CorePool>& pool) {
+  // The three below look at the bytes alone: they serve `inspect`, which never recovers.
+  pool.def("newest_dense_batch", [](CorePool& self) -> std::optional<uint64_t> {
+    const auto generation = self.evidence();
+    return generation ? std::optional(generation->header.batch) : std::nullopt;
+  });
+  pool.def("horizon_batches", [](CorePool& self) -> uint64_t {
+    const auto generation = self.evidence();
+    return generation ? self.store().slot()->batch - generation->header.batch : 0;
+  });
+  pool.def("log_bytes_live", [](CorePool& self) -> uint64_t {
+    const auto generation = self.evidence();
+    if (!generation) return 0;
+    const layout::Slot& slot = *self.store().slot();
+    UndoLog undo(self.store());
+    uint64_t bytes = 0;
+    for (uint64_t n = generation->header.batch + 1; n <= slot.batch + kLookaheadMax; ++n) {
+      if (const auto descriptor = undo.find(n, slot.life)) bytes += descriptor->bytes;
+    }
+    return bytes;
+  });
+}
+
 void bind_contents(nb::class_<CorePool>& pool) {
   pool.def("facts", &facts_dict);
   pool.def("tables", &tables_list);
@@ -171,26 +194,6 @@ void bind_contents(nb::class_<CorePool>& pool) {
     if (!self.dense().newest()) return std::nullopt;
     const std::string resume = self.dense().read_resume(*self.dense().newest());
     return nb::bytes(resume.data(), resume.size());
-  });
-  // The three below look at the bytes alone: they serve `inspect`, which never recovers.
-  pool.def("newest_dense_batch", [](CorePool& self) -> std::optional<uint64_t> {
-    const auto generation = self.evidence();
-    return generation ? std::optional(generation->header.batch) : std::nullopt;
-  });
-  pool.def("horizon_batches", [](CorePool& self) -> uint64_t {
-    const auto generation = self.evidence();
-    return generation ? self.store().slot()->batch - generation->header.batch : 0;
-  });
-  pool.def("log_bytes_live", [](CorePool& self) -> uint64_t {
-    const auto generation = self.evidence();
-    if (!generation) return 0;
-    const layout::Slot& slot = *self.store().slot();
-    UndoLog undo(self.store());
-    uint64_t bytes = 0;
-    for (uint64_t n = generation->header.batch + 1; n <= slot.batch + kLookaheadMax; ++n) {
-      if (const auto descriptor = undo.find(n, slot.life)) bytes += descriptor->bytes;
-    }
-    return bytes;
   });
   pool.def("add_table", &add_table, "name"_a, "rows"_a, "dim"_a, "optimizer"_a, "seed"_a, "key"_a,
            "scale"_a);
@@ -255,6 +258,7 @@ void bind_pool(nb::module_& m) {
       },
       "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "without_log"_a);
   bind_contents(pool);
+  bind_evidence(pool);
   bind_engine(m, pool);
 }
 

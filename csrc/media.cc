@@ -157,8 +157,8 @@ bool has_map_sync(int fd) {
 
 }  // namespace
 
-MediumInfo probe_medium(int fd, bool force_fsdax) {
-  MediumInfo info;
+Medium probe_medium(int fd, bool force_fsdax) {
+  Medium info;
   struct stat status;
   if (::fstat(fd, &status) != 0) fail_os(errno, "cannot look at the pool's file");
   if (S_ISCHR(status.st_mode)) {
@@ -197,7 +197,7 @@ void Span::unmap() {
   bytes_ = reserved_ = 0;
 }
 
-void Span::map(int fd, uint64_t file_offset, uint64_t bytes, const MediumInfo& medium,
+void Span::map(int fd, uint64_t file_offset, uint64_t bytes, const Medium& medium,
                bool is_private, const std::string& path) {
   TCXL_ASSERT(base_ == nullptr);
   fd_ = fd;

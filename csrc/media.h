@@ -33,7 +33,7 @@ class Fd {
   int fd_ = -1;
 };
 
-struct MediumInfo {
+struct Medium {
   MediumKind kind = MediumKind::kBlock;
   std::string file_system;  // "ext4", "tmpfs", ...
   bool is_network =
@@ -43,7 +43,7 @@ struct MediumInfo {
 
 // Looks at the file system (or DAX device) that holds `fd`. force_fsdax: tests of the DAX code path
 // on tmpfs.
-MediumInfo probe_medium(int fd, bool force_fsdax);
+Medium probe_medium(int fd, bool force_fsdax);
 
 // One file (or a window of a DAX device), mapped shared at a fixed address, with address space kept
 // free behind it so that growing never moves a byte. Private mappings read a pool without changing
@@ -56,7 +56,7 @@ class Span {
   Span& operator=(const Span&) = delete;
 
   // Maps the first `bytes` bytes of the window of `fd` that starts at `file_offset`.
-  void map(int fd, uint64_t file_offset, uint64_t bytes, const MediumInfo& medium, bool is_private,
+  void map(int fd, uint64_t file_offset, uint64_t bytes, const Medium& medium, bool is_private,
            const std::string& path);
   // Allocates (posix_fallocate, never sparse unless `sparse`) and maps up to `bytes`.
   // kFull with path, needed and free bytes when the medium has no room; the file keeps its old
@@ -83,7 +83,7 @@ class Span {
   uint64_t bytes_ = 0;
   uint64_t reserved_ = 0;
   bool is_private_ = false;
-  MediumInfo medium_;
+  Medium medium_;
   std::string path_;
 };
 

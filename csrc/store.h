@@ -72,7 +72,7 @@ class Store {
   const Span& log() const { return log_; }
   const Span& data() const { return data_; }
   const Persistence& persistence() const { return persistence_; }
-  const MediumInfo& medium() const { return medium_; }
+  const Medium& medium() const { return medium_; }
   DurabilityLevel durability() const { return durability_; }
   uint32_t crc_seed() const { return crc_seed_; }
   std::string uuid_text() const;
@@ -105,7 +105,7 @@ class Store {
 
   OpenOptions options_;
   DurabilityLevel durability_ = DurabilityLevel::kProcess;
-  MediumInfo medium_;
+  Medium medium_;
   Persistence persistence_;
   Fd lock_fd_, log_fd_, data_fd_;
   Span log_, data_;

@@ -126,7 +126,9 @@ def restore_optimizer_state(collections: Iterable[Any], rows: Mapping[str, Any])
 
 
 def _mark_stepped(optimizer: torch.optim.Optimizer) -> None:
-    """Schedulers warn when they step before their optimizer; this one has stepped in another process."""
+    """Schedulers warn when they step before their optimizer; this one has stepped in another
+    process.
+    """
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 

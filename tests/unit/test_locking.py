@@ -217,6 +217,10 @@ def test_spawned_processes_get_nothing(bench):
     pool = Pool(bench.path, threads=1)
     child = subprocess.Popen(["sleep", "60"], close_fds=False)
     try:
+        deadline = time.monotonic() + 10
+        while Path(f"/proc/{child.pid}/comm").read_text().strip() != "sleep":
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
         held = [link.readlink() for link in Path(f"/proc/{child.pid}/fd").iterdir()]
         assert not any(str(bench.path) in str(target) for target in held)
         pool.close()

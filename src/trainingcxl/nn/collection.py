@@ -228,7 +228,9 @@ class EmbeddingBagCollection(PooledModule):
 
     def split(self, pooled: Tensor) -> dict[str, Tensor]:
         """Pooled rows by feature name: views (B, D) of a (B, sum of dims) tensor."""
-        return dict(zip(self.feature_names, torch.split(pooled, self.feature_dims, dim=1), strict=True))
+        return dict(
+            zip(self.feature_names, torch.split(pooled, self.feature_dims, dim=1), strict=True)
+        )
 
     def extra_repr(self) -> str:
         """What print(model) shows."""

@@ -140,19 +140,7 @@ class Pool:
         self.recovery: RecoveryReport | None = None
         self.resume_record: dict[str, Any] | None = None
         if not self.is_new:
-            fields = (
-                "committed_batch",
-                "dense_batch",
-                "resumed_batch",
-                "batches_undone",
-                "rows_rolled_back",
-            )
-            self.recovery = RecoveryReport(
-                **{name: found[name] for name in fields},
-                rows_changed=found["rows_changed"],
-                milliseconds=1000 * (time.perf_counter() - started),
-                resume="exact" if found["is_exact"] else "latest",
-            )
+            self.recovery = _report(found, time.perf_counter() - started)
             self.resume_record = json.loads(found["resume"])
         self._synced_batch: int | None = found["resumed_batch"] if facts["was_clean"] else None
         self._core.start(
@@ -362,6 +350,17 @@ class _Closed:
         raise PoolError(
             f"pool '{self._path}' is closed\n  do:    open it again with Pool('{self._path}')"
         )
+
+
+def _report(found: Mapping[str, Any], seconds: float) -> RecoveryReport:
+    names = ("committed_batch", "dense_batch", "resumed_batch", "batches_undone")
+    return RecoveryReport(
+        **{name: found[name] for name in names},
+        rows_rolled_back=found["rows_rolled_back"],
+        rows_changed=found["rows_changed"],
+        milliseconds=1000 * seconds,
+        resume="exact" if found["is_exact"] else "latest",
+    )
 
 
 def _notices(found: Mapping[str, Any]) -> list[str]:
