@@ -197,8 +197,8 @@ void Span::unmap() {
   bytes_ = reserved_ = 0;
 }
 
-void Span::map(int fd, uint64_t file_offset, uint64_t bytes, const Medium& medium,
-               bool is_private, const std::string& path) {
+void Span::map(int fd, uint64_t file_offset, uint64_t bytes, const Medium& medium, bool is_private,
+               const std::string& path) {
   TCXL_ASSERT(base_ == nullptr);
   fd_ = fd;
   file_offset_ = file_offset;

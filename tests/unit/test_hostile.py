@@ -161,7 +161,7 @@ def test_hostile_descriptor(crashed, field, value):
 
 
 @pytest.mark.parametrize("offset", [0, 8, 16, 24, 32, 40])
-@pytest.mark.parametrize("value", [1, 100, 2**32, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("value", [1, 2**32, 2**64 - 1])
 def test_hostile_segment(crashed, offset, value):
     """Counts and offsets inside a frame, with right checksums of header and flag."""
     _, place, _, flag = next(frame for frame in frames(crashed.path) if frame[0] == 11)
