@@ -19,6 +19,15 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests sha
 from pool_bytes import Crashed, train
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _one_torch_thread() -> Iterator[None]:
+    """The models here are too small for more; two would only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class PoolBench:
     """Opens pools in one folder and closes whatever is still open at the end."""
 
