@@ -255,7 +255,8 @@ class FaultTolerantRun:
             raise PoolError(
                 "the dense optimizer has already stepped; this batch can no longer be skipped"
             )
-        self.pool.transaction.clear()
+        # The transaction stays open until the commit: closing the pool before it, on a signal, must
+        # see that a step has begun.
         self._dense.zero_grad()
         self._core.prepare([], self._through)
         self._commit_prepared(is_skipped=True)
@@ -328,6 +329,7 @@ class FaultTolerantRun:
     def _commit_prepared(self, *, is_skipped: bool = False) -> None:
         batch = self.batch + self._pending_batches
         before = self.batch, self._recorded, self._committed_rng
+        committed = self.committed_batch
         self.batch = batch
         self._committed_rng = get_rng_state()
         if self._current is not None and self._feed is not None:
@@ -342,7 +344,8 @@ class FaultTolerantRun:
                 self._step_schedulers()
             self._core.commit(settings, self._grad_scale, self._record_bytes())
         except BaseException:
-            self.batch, self._recorded, self._committed_rng = before
+            if self.committed_batch == committed:  # a signal may come just after the commit
+                self.batch, self._recorded, self._committed_rng = before
             raise
         self._pending_batches = 0
         self._grad_scale = 1.0

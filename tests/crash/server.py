@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy_trainer
 
+from trainingcxl.checkpoint import FaultTolerantRun
 from trainingcxl.errors import PoolCorrupted, PoolFull, PoolLocked
 from trainingcxl.pool import Pool, TableSpec, verify
 from trainingcxl.torture import SCENARIOS, Torture
@@ -75,6 +76,27 @@ def spoiled(folder: str, spoil: str, kills: int) -> dict[str, Any]:
     return {"kills": rig.tally.kills, "differences": rig.tally.mismatches}
 
 
+def interrupted_skip(folder: str) -> list[str]:
+    """One life is asked to end in the middle of skipping a batch; the next goes on."""
+    marker = Path(folder, "interrupted")
+
+    def interrupt_once() -> None:
+        commit = FaultTolerantRun._commit_prepared
+
+        def interrupt(run: FaultTolerantRun, **options: Any) -> None:
+            if run.committed_batch == 4 and not marker.exists():  # batch 5 is skipped
+                marker.touch()
+                sys.exit()
+            commit(run, **options)
+
+        FaultTolerantRun._commit_prepared = interrupt
+
+    scenario = Scenario(name="skip", skip_every=5, dense_every=3, epochs=1)
+    rig = Torture(Path(folder), scenario, spoil=interrupt_once)
+    rig.run([])
+    return rig.tally.mismatches if rig.tally.requests == 1 else ["it was not interrupted"]
+
+
 def _without_log() -> None:
     init = Pool.__init__
     Pool.__init__ = lambda self, *path, **options: init(self, *path, **options, _log=False)
@@ -94,20 +116,20 @@ def _one_batch_twice() -> None:
 
 
 def _generation_of_live_tensors() -> None:
-    """The dense part is captured one optimizer step late, as if its slices were read meanwhile."""
-    from trainingcxl.checkpoint import FaultTolerantRun
+    """The dense part is captured a little off, as if its slices were read during the next step."""
+    from trainingcxl.dense_part import DensePart
 
-    capture = FaultTolerantRun._capture
+    capture = DensePart.capture
 
-    def late(run: Any) -> None:
-        with_gradient = [p for p in run.model.parameters() if p.grad is not None]
-        for parameter in with_gradient:
+    def late(dense: Any, record: bytes) -> None:
+        parameters = [p for p in dense.model.parameters() if p.numel()]
+        for parameter in parameters:
             parameter.data.add_(1e-6)
-        capture(run)
-        for parameter in with_gradient:
+        capture(dense, record)
+        for parameter in parameters:
             parameter.data.sub_(1e-6)
 
-    FaultTolerantRun._capture = late
+    DensePart.capture = late
 
 
 _SPOILERS: dict[str, Callable[[], None]] = {

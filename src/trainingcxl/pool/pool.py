@@ -21,6 +21,8 @@ from trainingcxl.transaction import Transaction
 __all__ = ["Pool", "RecoveryReport"]
 
 Progress = Callable[[str, int, int], None]
+# Not part of the digest: clocks and places, and generators, which a script may leave unseeded.
+_NOT_LOGICAL = ("volatile", "rng", "epoch_rng", "fetch_rng")
 _FILES = ("log", "data", "lock")  # lock last: it guards the others while they go
 _INIT_BYTES = 64 << 20  # between two progress reports, and two chances for Ctrl-C
 _DIGEST_BYTES = 16 << 20
@@ -266,8 +268,8 @@ class Pool:
     def digest(self) -> str:
         """sha256 over the logical state: tables, optimizer state, dense part, counters, position.
 
-        Not over uuid, layout, log, clocks: equal digests mean that training goes on with equal
-        bits. Reads every table: blocks for num_bytes / (about 1 GB/s). In training the dense part
+        Not over uuid, layout, log, clocks, generators: equal digests mean that training, with equal
+        generators, goes on with equal bits. Reads every table: blocks for num_bytes / (about 1 GB/s). In training the dense part
         of the committed batch is written first.
 
         Raises:
@@ -285,7 +287,7 @@ class Pool:
         sha.update(f"committed={self.committed_batch}".encode())
         record, blob = self._core.dense_resume(), self._core.dense_blob()
         if record is not None and blob is not None:
-            logical = {k: v for k, v in json.loads(record).items() if k != "volatile"}
+            logical = {k: v for k, v in json.loads(record).items() if k not in _NOT_LOGICAL}
             sha.update(json.dumps(logical, sort_keys=True).encode())
             sha.update(blob.data)
         return sha.hexdigest()
