@@ -268,9 +268,9 @@ class Pool:
     def digest(self) -> str:
         """sha256 over the logical state: tables, optimizer state, dense part, counters, position.
 
-        Not over uuid, layout, log, clocks, generators: equal digests mean that training, with equal
-        generators, goes on with equal bits. Reads every table: blocks for num_bytes / (about 1 GB/s). In training the dense part
-        of the committed batch is written first.
+        Not over uuid, layout, log, clocks, generators: with equal generators, equal digests mean
+        that training goes on with equal bits. Reads every table: blocks for num_bytes / (about 1
+        GB/s). In training the dense part of the committed batch is written first.
 
         Raises:
             PoolError: The dense optimizer has stepped beyond the committed batch.
