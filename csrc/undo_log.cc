@@ -77,10 +77,9 @@ bool UndoLog::reserve(uint64_t batch, uint64_t bytes, uint64_t& offset) {
   if (!live_.empty()) {
     const uint64_t tail = live_.front().begin, head = live_.back().end;
     const bool wrapped = live_.back().begin < tail;
-    // The start of the ring as soon as it is free, not only at the end: the frames in use stay few
-    // and hot, and pages that were never touched stay so.
-    if (wrapped || bytes > tail) begin = head;
-    if (begin + bytes > (wrapped ? tail : ring_bytes_)) return false;
+    const bool fits_behind = head + bytes <= (wrapped ? tail : ring_bytes_);
+    if (!fits_behind && (wrapped || bytes > tail)) return false;
+    begin = fits_behind ? head : 0;
   }
   // The old flag at this place is of a reclaimed batch, or of an abandoned announce: gone before
   // new records.
