@@ -24,6 +24,7 @@ _SUBCOMMANDS = {
     "demo": "Train on built-in data, kill the training half-way, resume, and compare.",
     "inspect": "Show what a pool holds and where its training stands.",
     "verify": "Check all checksums and invariants of a pool.",
+    "doctor": "Say what a pool at a path would get: medium, speed, durability, limits.",
     "torture": "Kill a small training again and again, on your own disk, and compare.",
     "schema": "Guess the schema of a CSV or Parquet file.",
     "export-data": "Write the built-in data set as Criteo text or npy files.",
