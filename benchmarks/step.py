@@ -4,9 +4,9 @@ torch's own.
     python benchmarks/step.py [--shapes i,iii16] [--rounds 9] [--threads 2] [--dir DIR] [--json
     FILE]
 
-Method (docs/performance.md): candidates interleaved in one process, one warm-up round, medians. `T`
-threads for a peer are T - 1 for ours when the log is on, because the log's writer counts as one of
-the threads; at T = 1 ours keeps its one thread plus the writer and the line says so.
+Method (docs/performance.md): candidates interleaved in one process, one warm-up round, medians. Of
+`T` threads ours has T - 1 for rows while the background writes the log, because its writer counts
+as one of them; the fused log has no writer.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -79,9 +80,14 @@ class Ours:
     """The engine with everything that a commit does, without a dense part."""
 
     def __init__(
-        self, folder: Path, shape: dict[str, Any], *, threads: int, log: bool, optimizer: str
+        self, folder: Path, shape: dict[str, Any], *, threads: int, undo_log: str, optimizer: str
     ) -> None:
-        self.pool = tcxl.Pool(folder, threads=threads, _log=log)
+        self.pool = tcxl.Pool(
+            folder,
+            threads=threads,
+            undo_log="auto" if undo_log == "none" else undo_log,
+            _log=undo_log != "none",
+        )
         make = {
             "sgd": lambda: tcxl.optim.SGD(0.01),
             "rowwise-adagrad": lambda: tcxl.optim.RowWiseAdagrad(0.02),
@@ -163,8 +169,11 @@ def measure(
     return times
 
 
+WARM_UP = 40  # steps until undo_log="auto" has chosen
+
+
 def embedding_step(
-    name: str, args: argparse.Namespace, folder: Path, *, zipf: bool
+    name: str, args: argparse.Namespace, folder: Path, *, zipf: bool, optimizer: str
 ) -> dict[str, Any]:
     """Lookup + reduce + update, no dense part."""
     shape = SHAPES[name]
@@ -173,14 +182,14 @@ def embedding_step(
     own_threads = max(1, args.threads - 1)
     torch.set_num_threads(args.threads)
     ours = {
-        "sgd, log": Ours(folder / "a", shape, threads=own_threads, log=True, optimizer="sgd"),
-        "sgd, no log": Ours(folder / "b", shape, threads=args.threads, log=False, optimizer="sgd"),
-        "rowwise-adagrad, log": Ours(
-            folder / "c", shape, threads=own_threads, log=True, optimizer="rowwise-adagrad"
-        ),
-        "rowwise-adagrad, no log": Ours(
-            folder / "d", shape, threads=args.threads, log=False, optimizer="rowwise-adagrad"
-        ),
+        undo_log: Ours(
+            folder / undo_log,
+            shape,
+            threads=own_threads if undo_log == "background" else args.threads,
+            undo_log=undo_log,
+            optimizer=optimizer,
+        )
+        for undo_log in ("auto", "background", "none")
     }
     peer = Torch(shape)
 
@@ -189,24 +198,33 @@ def embedding_step(
 
     for engine in ours.values():
         engine.announce(batches[0])
+        for k in range(WARM_UP):
+            engine.step(*at(k))
+        engine.announce(batches[0])  # what was announced for another place is dropped
+    before = {key: engine.run.stats for key, engine in ours.items()}
     candidates: dict[str, Callable[[int], None]] = {
         key: _stepper(engine, at) for key, engine in ours.items()
     }
     candidates["nn.EmbeddingBag + SGD"] = lambda k: peer.step(*at(k))
     times = measure(candidates, rounds=args.rounds, repeats=repeats)
-    stats = ours["sgd, log"].run.stats
+    after = {key: engine.run.stats for key, engine in ours.items()}
     unique = statistics.mean(
         sum(len(np.unique(c)) for c in b.values.view(len(shape["rows"]), -1).numpy())
         for b in batches[:3]
     )
     result = summarize(
-        f"embedding {name} {'zipf' if zipf else 'uniform'}",
+        f"embedding {name} {'zipf' if zipf else 'uniform'}, {optimizer}",
         times,
         reference="nn.EmbeddingBag + SGD",
     )
     result["distinct_row_share"] = unique / (len(shape["rows"]) * shape["batch"] * shape["lookups"])
-    total = sum(times["sgd, log"]) * repeats / 1000 * (args.rounds + 1) / args.rounds
-    result["flag_wait_share"] = stats.flag_wait_s / total
+    steps = repeats * (args.rounds + 1)
+    for key in ("auto", "background"):
+        waited = after[key].flag_wait_s - before[key].flag_wait_s
+        seconds = statistics.mean(times[key]) * steps / 1000
+        result["rows"][key]["flag_wait_share"] = waited / seconds
+        fused = after[key].fused_batches - before[key].fused_batches
+        result["rows"][key]["fused_share"] = fused / steps
     for engine in ours.values():
         engine.pool.close()
     return result
@@ -254,7 +272,7 @@ class Dlrm:
     """A whole DLRM step over the pool, as a user's loop runs it."""
 
     def __init__(
-        self, folder: Path, shape: dict[str, Any], *, threads: int, log: bool, dense_every: Any
+        self, folder: Path, shape: dict[str, Any], *, threads: int, undo_log: str, dense_every: Any
     ) -> None:
         torch.manual_seed(0)
         self.ours = Ours.__new__(Ours)
@@ -267,7 +285,12 @@ class Dlrm:
             )
             for t, rows in enumerate(shape["rows"])
         ]
-        self.pool = tcxl.Pool(folder, threads=threads, _log=log)
+        self.pool = tcxl.Pool(
+            folder,
+            threads=threads,
+            undo_log="auto" if undo_log == "none" else undo_log,
+            _log=undo_log != "none",
+        )
         self.module = tcxl.EmbeddingBagCollection(
             self.pool, tables=tables, optimizer=tcxl.optim.RowWiseAdagrad(0.02)
         )
@@ -319,20 +342,31 @@ def dlrm_step(name: str, args: argparse.Namespace, folder: Path) -> dict[str, An
         _Batch(sparse, shape["batch"], k)
         for k, sparse in enumerate(draw_batches(shape, 16, zipf=True))
     ]
-    durable = Dlrm(folder / "e", shape, threads=args.threads, log=True, dense_every="auto")
-    plain = Dlrm(folder / "f", shape, threads=args.threads, log=False, dense_every=1000)
+    models = {
+        undo_log: Dlrm(
+            folder / undo_log,
+            shape,
+            threads=args.threads,
+            undo_log=undo_log,
+            dense_every=1000 if undo_log == "none" else "auto",
+        )
+        for undo_log in ("auto", "fused", "background", "none")
+    }
     count = 10
-    times: dict[str, list[float]] = {"durable": [], "not durable": []}
+    times: dict[str, list[float]] = {key: [] for key in models}
     for round_number in range(args.rounds + 1):
-        for key, model in (("durable", durable), ("not durable", plain)):
+        for key, model in models.items():
             seconds = model.loop(batches, count)
             if round_number > 0:
                 times[key].append(1000 * seconds / count)
-    result = summarize(f"DLRM {name} zipf, Adam", times, reference="not durable")
-    result["flag_wait_share"] = durable.run.stats.flag_wait_s / durable.run.stats.step_s
-    result["dense_every"] = durable.run.dense_every
-    durable.pool.close()
-    plain.pool.close()
+    result = summarize(f"DLRM {name} zipf, Adam", times, reference="none")
+    for key in ("auto", "background"):
+        stats = models[key].run.stats
+        result["rows"][key]["flag_wait_share"] = stats.flag_wait_s / stats.step_s
+        result["rows"][key]["fused_share"] = stats.fused_batches / stats.batches
+    result["dense_every"] = models["auto"].run.dense_every
+    for model in models.values():
+        model.pool.close()
     return result
 
 
@@ -371,10 +405,10 @@ def main() -> None:
     args = parser.parse_args()
     results = []
     for name in args.shapes.split(","):
-        for zipf in (False, True):
+        for zipf, optimizer in product((False, True), ("sgd", "rowwise-adagrad")):
             folder = Path(tempfile.mkdtemp(dir=args.dir, prefix="tcxl-bench-"))
             try:
-                results.append(embedding_step(name, args, folder, zipf=zipf))
+                results.append(embedding_step(name, args, folder, zipf=zipf, optimizer=optimizer))
             finally:
                 shutil.rmtree(folder)
     if not args.no_dlrm:
@@ -384,10 +418,12 @@ def main() -> None:
         finally:
             shutil.rmtree(folder)
     for result in results:
-        print(
-            f"{result['title']}: share of the step that waits for flags "
-            f"{result['flag_wait_share']:.4f}"
-        )
+        for key in ("auto", "background"):
+            row = result["rows"][key]
+            print(
+                f"{result['title']}, {key}: {row['flag_wait_share']:.2%} of the step waits for "
+                f"flags, {row['fused_share']:.0%} of the batches fused"
+            )
     if args.json:
         machine = {
             "cpu": platform.processor() or platform.machine(),

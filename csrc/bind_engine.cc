@@ -58,8 +58,8 @@ nb::dict stats_dict(const Stats& s) {
 #define FIELD(name) d[#name] = s.name
   FIELD(batches), FIELD(lookups), FIELD(rows), FIELD(rows_handed_over), FIELD(log_bytes),
       FIELD(dense_bytes);
-  FIELD(unannounced), FIELD(log_growths), FIELD(lookup_ns), FIELD(flag_wait_ns),
-      FIELD(log_inline_ns), FIELD(update_ns);
+  FIELD(unannounced), FIELD(log_growths), FIELD(lookup_ns), FIELD(flag_wait_ns), FIELD(fused),
+      FIELD(update_ns);
   FIELD(commit_ns), FIELD(dense_wait_ns), FIELD(background_log_ns), FIELD(background_sort_ns),
       FIELD(background_dense_ns);
   FIELD(dense_copy_ns);
@@ -174,6 +174,10 @@ void bind_commits(nb::class_<CorePool>& pool) {
   pool.def(
       "set_dense_every", [](CorePool& self, uint64_t k) { self.engine().set_dense_every(k); },
       "batches"_a);
+  pool.def(
+      "set_undo_log",
+      [](CorePool& self, const std::string& form) { self.engine().set_undo_form(undo_form(form)); },
+      "form"_a);
   pool.def("is_dense_due", [](CorePool& self) { return self.engine().is_dense_due(); });
   pool.def_prop_ro("committed", [](CorePool& self) { return self.engine().committed(); });
   pool.def_prop_ro("dense_batch", [](CorePool& self) { return self.engine().dense_batch(); });

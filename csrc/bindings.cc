@@ -253,10 +253,13 @@ void bind_pool(nb::module_& m) {
   pool.def(
       "start",
       [](CorePool& self, int threads, uint64_t lookahead, uint64_t log_bytes,
-         uint64_t rows_per_batch_max, bool without_log) {
-        self.start({threads, lookahead, log_bytes, rows_per_batch_max, without_log});
+         uint64_t rows_per_batch_max, const std::string& undo_log) {
+        EngineOptions options{threads, lookahead, log_bytes, rows_per_batch_max};
+        options.without_log = undo_log == "none";
+        options.undo_form = undo_form(undo_log);
+        self.start(options);
       },
-      "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "without_log"_a);
+      "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "undo_log"_a);
   bind_contents(pool);
   bind_evidence(pool);
   bind_engine(m, pool);

@@ -25,6 +25,7 @@ Engine::Engine(Store& store, UndoLog& undo, DenseLog& dense, uint64_t committed,
       workers_(std::max(1, options.threads)),
       committed_(committed) {
   life_ = store_.max_life();
+  is_fused_ = options_.undo_form == UndoForm::kFused;
   last_captured_ = dense_.newest() ? dense_.newest()->header.batch : committed;
   if (!store_.is_read_only()) thread_ = std::thread([this] { background(); });
 }
@@ -54,6 +55,8 @@ std::shared_ptr<Step> Engine::fresh_step() {
       reused->is_sorting = reused->is_sorted = reused->overlap_pending = false;
       reused->is_next_mapped = reused->hand_off_closed = reused->has_flag = reused->is_blocked =
           false;
+      reused->is_fused = false;
+      reused->background_ns = 0;
       reused->num_tables = 0;
       return reused;
     }
@@ -104,6 +107,7 @@ uint64_t Engine::announce(const std::vector<GroupInput>& inputs) {
 
 std::shared_ptr<Lookup> Engine::lookup(const GroupInput& input, float* out) {
   const Stopwatch watch;
+  const Busy busy(window_.busy_ns);
   const Group& spec = groups_[input.group];
   auto result = std::make_shared<Lookup>();
   {
@@ -206,6 +210,7 @@ std::shared_ptr<Step> Engine::merge(const std::vector<Part>& parts) {
 }
 
 void Engine::prepare(const std::vector<Part>& parts, uint64_t through) {
+  const Busy busy(window_.busy_ns);
   store_.check_alive();
   check_background();
   for (const Part& part : parts) {

@@ -7,6 +7,9 @@
 //   commit(N)               wait for flag N; update rows, hand overlapping rows to the log of N+1;
 //   slot
 //
+// Where the rest of the step is too short to hide the background's work, the update writes the undo
+// records itself, block after block (a fused frame), and the workers sort.
+//
 // Nothing in the pool's tables changes outside commit().
 #pragma once
 
@@ -21,25 +24,38 @@
 
 #include "dense_log.h"
 #include "step.h"
+#include "stopwatch.h"
 #include "store.h"
 #include "undo_log.h"
 #include "workers.h"
 
 namespace tcxl {
 
+// Who writes the undo records: the background thread ahead of the step (the paper's batch-aware
+// checkpoint), or the update itself while a row is in cache. kAuto: the background as long as the
+// rest of the step leaves it the time.
+enum class UndoForm : uint32_t { kAuto, kBackground, kFused };
+
+// "auto", "background", "fused".
+inline UndoForm undo_form(const std::string& name) {
+  return name == "background" ? UndoForm::kBackground
+         : name == "fused"    ? UndoForm::kFused
+                              : UndoForm::kAuto;
+}
+
 struct EngineOptions {
   int threads = 1;
   uint64_t lookahead = 1;
   uint64_t log_bytes = 0;           // ring size, 0: chosen from the batches
   uint64_t rows_per_batch_max = 0;  // 0: the log grows when a batch needs it
-  bool without_log = false;         // benchmarks: what training costs without durability
+  UndoForm undo_form = UndoForm::kAuto;
+  bool without_log = false;  // benchmarks: what training costs without durability
 };
 
 struct Stats {
   uint64_t batches = 0, lookups = 0, rows = 0, rows_handed_over = 0;
-  uint64_t log_bytes = 0, dense_bytes = 0, unannounced = 0, log_growths = 0;
-  uint64_t lookup_ns = 0, flag_wait_ns = 0, log_inline_ns = 0, update_ns = 0, commit_ns = 0,
-           dense_wait_ns = 0;
+  uint64_t log_bytes = 0, dense_bytes = 0, unannounced = 0, log_growths = 0, fused = 0;
+  uint64_t lookup_ns = 0, flag_wait_ns = 0, update_ns = 0, commit_ns = 0, dense_wait_ns = 0;
   uint64_t background_log_ns = 0, background_sort_ns = 0, background_dense_ns = 0,
            dense_copy_ns = 0;
 };
@@ -97,6 +113,7 @@ class Engine {
   void set_dense_every(
       uint64_t batches);  // K: bounds how far the newest generation may lag (2K - 1)
   bool is_dense_due();
+  void set_undo_form(UndoForm form);  // of the steps that have no undo record yet
 
   uint64_t committed() const { return committed_; }
   uint64_t dense_batch();
@@ -110,7 +127,7 @@ class Engine {
   void add_tables(Step& step);
   void sort(Step& step, bool parallel);
   bool begin_log(Step& step);
-  void copy_rows(Step& step, bool all, bool parallel);
+  void copy_rows(Step& step, bool all);
   void match_with_next(Step& step, Step& next);
   void set_flag_if_complete(Step& step);
   void reset_log_from(Lock& lock, size_t index);
@@ -119,12 +136,15 @@ class Engine {
   void ensure_sorted(Lock& lock, Step& step);
   void ensure_flag(Lock& lock, Step& step);
   void admit(Lock& lock, Step& step);
-  void make_room(Lock& lock, Step& step);
+  void make_room(Lock& lock);
+  [[noreturn]] void fail_log_full() const;
   void grow_log(uint64_t frame_bytes);
   void wait_for_generation(Lock& lock);
   void update(Step& step, const std::vector<RowSettings>& settings, float grad_scale,
               bool hand_over);
   void plan_chunks(const Step& step);
+  void choose_form(const Step& step);
+  uint64_t log_block_rows(const Step& step, size_t t) const;
   layout::Slot next_slot(uint64_t batch) const;
   void finish_generation();
   void background();
@@ -150,6 +170,14 @@ class Engine {
   uint64_t last_captured_ = 0;
   bool stop_ = false;
   bool is_paused_ = false;
+  bool is_fused_ = false;  // the form in use
+  // What kAuto weighs, since it last chose.
+  struct FormWindow {
+    uint64_t commits = 0, rows = 0, work_ns = 0, worked_rows = 0, busy_ns = 0;
+    Stopwatch since;
+  };
+  FormWindow window_;
+  double work_ns_per_row_ = 0;
   std::string background_error_;
   Stats stats_;
 

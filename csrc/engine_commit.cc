@@ -14,6 +14,8 @@ namespace {
 
 constexpr uint64_t kLookupsPerChunk = 8192;
 constexpr uint64_t kWorthSharing = 4096;  // lookups; below, waking threads costs more
+constexpr uint64_t kFormWindow = 16;      // commits between two choices of the log's form
+constexpr double kReturnMargin = 1.5;     // so that the choice does not swing
 
 }  // namespace
 
@@ -29,6 +31,11 @@ void Engine::wait_for_generation(Lock& lock) {
   stats_.dense_wait_ns += watch.ns();
 }
 
+uint64_t Engine::log_block_rows(const Step& step, size_t t) const {
+  const Table& table = store_.tables()[step.tables[t].table];
+  return layout::fused_block_rows(static_cast<uint64_t>(table.view.dim));
+}
+
 // Row ranges of about equal numbers of lookups; the split does not change a bit.
 void Engine::plan_chunks(const Step& step) {
   chunks_.clear();
@@ -38,8 +45,9 @@ void Engine::plan_chunks(const Step& step) {
     for (uint64_t begin = 0; begin < rows;) {
       const auto from = lookups.begin.begin() + static_cast<int64_t>(begin);
       const auto to = std::upper_bound(from + 1, lookups.begin.end(), *from + kLookupsPerChunk);
-      const uint64_t end = std::min(
-          rows, std::max(begin + 1, static_cast<uint64_t>(to - lookups.begin.begin()) - 1));
+      uint64_t end = std::max(begin + 1, static_cast<uint64_t>(to - lookups.begin.begin()) - 1);
+      if (step.is_fused) end = layout::round_up(end, log_block_rows(step, t));
+      end = std::min(rows, end);
       chunks_.push_back({t, begin, end});
       begin = end;
     }
@@ -63,6 +71,11 @@ void Engine::update(Step& step, const std::vector<RowSettings>& settings, float 
         job.eps = settings[table.table].eps;
         job.grad_scale = grad_scale;
         job.flush = store_.persistence().flush_function();
+        job.fence = &Persistence::fence;
+        if (step.is_fused) {
+          job.log_block_rows = log_block_rows(step, chunk.table);
+          job.own_log = table.columns;
+        }
         const StepTable* follower = next != nullptr ? next->find(table.table) : nullptr;
         if (follower != nullptr) {
           job.next_log = follower->columns;
@@ -72,6 +85,28 @@ void Engine::update(Step& step, const std::vector<RowSettings>& settings, float 
         store_.persistence().fence();
       },
       step.num_lookups() >= kWorthSharing);
+}
+
+// The background form costs nothing while its work fits into the time that the trainer spends
+// outside the engine (dense part, data); its own pass over the rows makes it the dearer form where
+// it does not.
+void Engine::choose_form(const Step& step) {
+  ++window_.commits;
+  window_.rows += step.num_rows();
+  if (step.background_ns > 0) {
+    window_.work_ns += step.background_ns;
+    window_.worked_rows += step.num_rows();
+  }
+  if (window_.commits < kFormWindow) return;
+  if (window_.worked_rows > 0) {
+    work_ns_per_row_ =
+        static_cast<double>(window_.work_ns) / static_cast<double>(window_.worked_rows);
+  }
+  const uint64_t wall = window_.since.ns();
+  const double room = static_cast<double>(wall - std::min(wall, window_.busy_ns));
+  const double work = work_ns_per_row_ * static_cast<double>(window_.rows);
+  is_fused_ = room < (is_fused_ ? kReturnMargin : 1.0) * work;
+  window_ = FormWindow();
 }
 
 layout::Slot Engine::next_slot(uint64_t batch) const {
@@ -90,6 +125,7 @@ layout::Slot Engine::next_slot(uint64_t batch) const {
 
 uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_scale,
                         const std::string& resume) {
+  const Busy busy(window_.busy_ns);
   Lock lock(mutex_);
   store_.check_alive();
   check_background();
@@ -136,6 +172,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   stats_.rows += step->num_rows();
   stats_.update_ns += update_ns;
   stats_.commit_ns += watch.ns();
+  if (options_.undo_form == UndoForm::kAuto) choose_form(*step);
   changed_.notify_all();
   return committed_;
 }

@@ -11,10 +11,6 @@ namespace tcxl {
 namespace {
 
 constexpr uint64_t kWorthSharing = 8192;  // lookups; below, waking threads costs more
-constexpr uint64_t kRingBytesMin = 4ull << 20;
-constexpr uint64_t kRingFrames = 64;  // horizon that a ring chosen by us has room for ...
-constexpr uint64_t kRingBytesUsual = 512ull << 20;  // ... unless that is more than this
-
 }  // namespace
 
 // --- sort and undo records
@@ -60,22 +56,16 @@ bool Engine::begin_log(Step& step) {
 }
 
 // Copies the rows that no earlier batch in flight will hand over: all of them, or own_records.
-void Engine::copy_rows(Step& step, bool all, bool parallel) {
-  const FlushFunction flush = store_.persistence().flush_function();
-  auto copy = [&](uint64_t t) {
+void Engine::copy_rows(Step& step, bool all) {
+  for (size_t t = 0; t < step.num_tables; ++t) {
     const StepTable& table = step.tables[t];
     const auto& rows = table.lookups.rows;
-    if (rows.empty()) return;
+    if (rows.empty()) continue;
     copy_rows_to_log(store_.tables()[table.table].view, rows.data(),
-                     all ? nullptr : table.own_records.data(), 0,
-                     all ? rows.size() : table.own_records.size(), table.columns, flush);
+                     all ? nullptr : table.own_records.data(),
+                     all ? rows.size() : table.own_records.size(), table.columns,
+                     store_.persistence().flush_function());
     store_.persistence().fence();
-  };
-  if (options_.without_log) return;
-  if (parallel && step.num_rows() >= kWorthSharing) {
-    workers_.run(step.num_tables, copy);
-  } else {
-    for (uint64_t t = 0; t < step.num_tables; ++t) copy(t);
   }
 }
 
@@ -103,7 +93,8 @@ void Engine::match_with_next(Step& step, Step& next) {
 
 void Engine::set_flag_if_complete(Step& step) {
   if (step.has_flag || step.log != LogState::kComplete || step.overlap_pending) return;
-  if (!options_.without_log) undo_.set_flag(step.batch, life_, step.frame_offset, step.plan);
+  if (!options_.without_log)
+    undo_.set_flag(step.batch, life_, step.frame_offset, step.plan, step.is_fused);
   step.has_flag = true;
   stats_.log_bytes += step.plan.bytes;
 }
@@ -119,57 +110,8 @@ void Engine::ensure_sorted(Lock& lock, Step& step) {
   step.is_sorted = true;
 }
 
-void Engine::grow_log(uint64_t frame_bytes) {
-  const uint64_t frames = 2 * (options_.lookahead + 2);
-  uint64_t bytes = options_.log_bytes;
-  if (bytes == 0) {
-    const uint64_t frame = frame_bytes + frame_bytes / 2;
-    bytes =
-        std::max({kRingBytesMin, frames * frame, std::min(kRingFrames * frame, kRingBytesUsual)});
-  } else if (undo_.ring_bytes() > 0 || frames * frame_bytes > bytes) {
-    fail(ErrorKind::kFull, "the undo log of batch ", committed_ + 1, " needs ", frame_bytes,
-         " bytes, log_bytes = ", bytes, " has room for ", bytes / frames, "\n  where: pool '",
-         store_.path(), "'\n  state: the pool is unchanged at batch ", committed_,
-         "\n  do:    raise log_bytes to ", frames * frame_bytes, ", or use smaller batches");
-  }
-  undo_.grow(bytes, bytes / frames);
-  ++stats_.log_growths;
-}
-
-// Refuses a batch that is larger than the pool's limits, and grows the log for one that is larger
-// than any before: here, so that no error is left for the time after the dense optimizer's step.
-void Engine::admit(Lock& lock, Step& step) {
-  ensure_sorted(lock, step);
-  if (options_.without_log) return;
-  const FramePlan& plan = step.plan;
-  if (options_.rows_per_batch_max > 0 && plan.records > options_.rows_per_batch_max) {
-    fail(ErrorKind::kFull, "batch ", committed_ + 1, " changes ", plan.records,
-         " rows, rows_per_batch_max is ", options_.rows_per_batch_max, "\n  where: pool '",
-         store_.path(), "'\n  state: the pool is unchanged at batch ", committed_,
-         "\n  do:    raise rows_per_batch_max, or use smaller batches");
-  }
-  if (undo_.ring_bytes() > 0 && plan.bytes <= store_.geometry().frame_bytes_max) return;
-  reset_log_from(lock, 0);
-  grow_log(plan.bytes);
-}
-
-// The ring had no room: waits for the dense generation that frees old frames.
-void Engine::make_room(Lock& lock, Step& step) {
-  const Stopwatch watch;
-  if (!dense_.is_writing()) {
-    grow_log(2 * step.plan.bytes);  // nobody captured a generation although one was due: the frames
-                                    // may not go
-    return;
-  }
-  const uint64_t writing = dense_.writing_batch();
-  changed_.wait(lock,
-                [&] { return !dense_.is_writing() || dense_.writing_batch() != writing || stop_; });
-  stats_.dense_wait_ns += watch.ns();
-}
-
 void Engine::ensure_flag(Lock& lock, Step& step) {
   const Stopwatch watch;
-  bool inline_log = false;
   while (step.log != LogState::kComplete) {
     check_background();
     if (step.log == LogState::kWriting) {
@@ -177,19 +119,17 @@ void Engine::ensure_flag(Lock& lock, Step& step) {
       continue;
     }
     step.batch = committed_ + 1;
-    inline_log = true;
     if (!begin_log(step)) {
-      make_room(lock, step);
+      make_room(lock);
       continue;
     }
-    lock.unlock();
-    copy_rows(step, true, true);
-    lock.lock();
+    step.is_fused = !options_.without_log;
     step.log = LogState::kComplete;
+    stats_.fused += step.is_fused ? 1 : 0;
   }
   TCXL_ASSERT(!step.overlap_pending && step.batch == committed_ + 1);
   set_flag_if_complete(step);
-  (inline_log ? stats_.log_inline_ns : stats_.flag_wait_ns) += watch.ns();
+  stats_.flag_wait_ns += watch.ns();
 }
 
 // --- dropping
@@ -267,6 +207,14 @@ void Engine::set_dense_every(uint64_t batches) {
   dense_every_ = std::max<uint64_t>(1, batches);
 }
 
+void Engine::set_undo_form(UndoForm form) {
+  std::lock_guard lock(mutex_);
+  options_.undo_form = form;
+  is_fused_ = form == UndoForm::kFused;
+  window_ = FormWindow();
+  changed_.notify_all();
+}
+
 bool Engine::is_dense_due() {
   std::lock_guard lock(mutex_);
   const bool is_half_full = undo_.ring_bytes() > 0 && 2 * undo_.used_bytes() >= undo_.ring_bytes();
@@ -298,6 +246,7 @@ void Engine::check_background() const {
 }
 
 bool Engine::background_sort(Lock& lock) {
+  if (is_fused_) return false;
   for (size_t i = 0; i < queue_.size() && i <= options_.lookahead; ++i) {
     const std::shared_ptr<Step> step = queue_[i];
     if (step->is_sorted || step->is_sorting) continue;
@@ -309,6 +258,7 @@ bool Engine::background_sort(Lock& lock) {
     lock.lock();
     step->is_sorting = false;
     step->is_sorted = true;
+    step->background_ns += ns;
     stats_.background_sort_ns += ns;
     changed_.notify_all();
     return true;
@@ -319,6 +269,7 @@ bool Engine::background_sort(Lock& lock) {
 // Only the step that commits next and its successor are logged ahead: a row's undo value is known
 // once every batch before the one in flight has committed.
 bool Engine::background_log(Lock& lock) {
+  if (is_fused_) return false;
   for (size_t i = 0; i < std::min<size_t>(queue_.size(), 2); ++i) {
     const std::shared_ptr<Step> step = queue_[i];
     const std::shared_ptr<Step> before = i == 0 ? nullptr : queue_[0];
@@ -350,9 +301,10 @@ bool Engine::background_log(Lock& lock) {
     // Decided under the lock; the copy below must not see a commit clear it.
     const bool all = !step->overlap_pending;
     lock.unlock();
-    copy_rows(*step, all, false);
+    copy_rows(*step, all);
     const uint64_t ns = watch.ns();
     lock.lock();
+    step->background_ns += ns;
     step->log = LogState::kComplete;
     stats_.background_log_ns += ns;
     set_flag_if_complete(*step);

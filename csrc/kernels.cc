@@ -124,6 +124,12 @@ void per_sample_weight_grad(const TableView& table, const FeatureBags& bags, int
                                                      grad_stride, weight_grad);
 }
 
+// The crc alone could be 0, or a flipped bit away from it, which stands for a block not done.
+uint64_t block_tag(const RecordColumns& columns, uint64_t block) {
+  constexpr uint64_t kDone = 0x454e4f44ull << 32;  // "DONE"
+  return kDone | crc32c(columns.crc_start, &block, sizeof block);
+}
+
 uint32_t record_crc(const RecordColumns& columns, const TableView& table, uint64_t index) {
   const auto dim = static_cast<uint64_t>(table.dim);
   const auto state_floats = static_cast<uint64_t>(state_dim(table.optimizer, table.dim));
@@ -134,9 +140,8 @@ uint32_t record_crc(const RecordColumns& columns, const TableView& table, uint64
 }
 
 void copy_rows_to_log(const TableView& table, const uint64_t* rows, const uint32_t* record_index,
-                      uint64_t first, uint64_t count, const RecordColumns& log,
-                      FlushFunction flush) {
-  internal::current_kernels().copy_rows_to_log(table, rows, record_index, first, count, log, flush);
+                      uint64_t count, const RecordColumns& log, FlushFunction flush) {
+  internal::current_kernels().copy_rows_to_log(table, rows, record_index, count, log, flush);
 }
 
 void update_rows(const UpdateJob& job, uint64_t row_begin, uint64_t row_end) {

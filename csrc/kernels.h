@@ -41,6 +41,7 @@ const char* isa_name(Isa);
 // Makes a line durable on media that need it: clwb/clflushopt/clflush over [p, p + bytes). Never
 // fences.
 using FlushFunction = void (*)(const void* p, size_t bytes);
+using FenceFunction = void (*)();
 
 // A table: weights [rows][dim] and optimizer state [rows][state_dim], both row-major and
 // contiguous.
@@ -107,22 +108,25 @@ struct TableLookups {
 struct RecordColumns {
   uint64_t* row = nullptr;
   uint32_t* crc = nullptr;
-  float* state = nullptr;   // [count][state_dim]
-  float* weight = nullptr;  // [count][dim], 64-byte aligned
+  float* state = nullptr;    // [count][state_dim]
+  float* weight = nullptr;   // [count][dim], 64-byte aligned
+  uint64_t* done = nullptr;  // fused frames: block_tag of every complete block of records
   uint32_t crc_start = 0;
 };
+
+// What done[block] holds once the records of the block are persistent: never 0, and another value
+// for another batch, life, table or pool.
+uint64_t block_tag(const RecordColumns& columns, uint64_t block);
 
 // Checksum of one record, as defined above.
 uint32_t record_crc(const RecordColumns& columns, const TableView& table, uint64_t index);
 
 // Copies the present bytes of rows[r] into record r, for each r of record_index[0 .. count)
-// (nullptr: r = first
-// .. first + count). Weights of whole 64-byte lines are written with non-temporal stores; the
-// caller fences. `flush` (may be nullptr) is called for everything that was not written
+// (nullptr: r = 0 .. count). Weights of whole 64-byte lines are written with non-temporal stores;
+// the caller fences. `flush` (may be nullptr) is called for everything that was not written
 // non-temporally.
 void copy_rows_to_log(const TableView& table, const uint64_t* rows, const uint32_t* record_index,
-                      uint64_t first, uint64_t count, const RecordColumns& log,
-                      FlushFunction flush);
+                      uint64_t count, const RecordColumns& log, FlushFunction flush);
 
 struct UpdateJob {
   TableView table;
@@ -131,6 +135,12 @@ struct UpdateJob {
   float learning_rate = 0, eps = 0;
   float grad_scale =
       1;  // multiplies the summed gradient of each row (clipping); 1 leaves the bits alone
+  // Fused log: the update itself copies the rows, block after block, to records that have the
+  // rows' own index, and makes them persistent before it stores. [row_begin, row_end) then begins
+  // at a multiple of log_block_rows and ends at one or at the last row. 0: logged before.
+  uint64_t log_block_rows = 0;
+  RecordColumns own_log;
+  FenceFunction fence = nullptr;
   // Overlap hand-off (protocol.md section 3): record of the next batch's log that holds distinct
   // row r, or kNoRecord. The row is copied there right after its update, while it is in cache.
   // nullptr: no hand-off.

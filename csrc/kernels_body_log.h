@@ -140,26 +140,44 @@ TCXL_NOINLINE void write_records(const TableView& table, const uint64_t* rows,
   if (i < count) write_group(table, rows + i, records + i, count - i, log, flush);
 }
 
-void copy_rows_to_log_kernel(const TableView& table, const uint64_t* rows,
-                             const uint32_t* record_index, uint64_t first, uint64_t count,
-                             const RecordColumns& log, FlushFunction flush) {
+TCXL_INLINE void prefetch_source(const TableView& table, uint64_t row) {
   const int64_t state_floats = state_dim(table.optimizer, table.dim);
-  const auto record_of = [&](uint64_t i) {
-    return record_index != nullptr ? record_index[i] : static_cast<uint32_t>(first + i);
-  };
+  prefetch_far(table.weight + row * static_cast<uint64_t>(table.dim), table.dim * 4);
+  prefetch_far(table.state + row * static_cast<uint64_t>(state_floats), state_floats * 4);
+}
+
+// Record r = row rows[r] for r in [begin, end); rows up to `limit` are next and worth a prefetch.
+TCXL_INLINE void copy_rows(const TableView& table, const uint64_t* rows, uint64_t begin,
+                           uint64_t end, uint64_t limit, const RecordColumns& log,
+                           FlushFunction flush) {
+  for (uint64_t r = begin; r < end; r += kGroupRows) {
+    const uint64_t n = end - r < kGroupRows ? end - r : kGroupRows;
+    uint32_t record[kGroupRows];
+    for (uint64_t k = 0; k < n; ++k) {
+      const uint64_t ahead = r + k + kCopyAhead;
+      prefetch_source(table, rows[ahead < limit ? ahead : limit - 1]);
+      record[k] = static_cast<uint32_t>(r + k);
+    }
+    write_records(table, rows + r, record, n, log, flush);
+  }
+}
+
+void copy_rows_to_log_kernel(const TableView& table, const uint64_t* rows,
+                             const uint32_t* record_index, uint64_t count, const RecordColumns& log,
+                             FlushFunction flush) {
+  if (record_index == nullptr) {
+    copy_rows(table, rows, 0, count, count, log, flush);
+    return;
+  }
   uint64_t source[kGroupRows];
-  uint32_t record[kGroupRows];
   for (uint64_t i = 0; i < count; i += kGroupRows) {
     const uint64_t n = count - i < kGroupRows ? count - i : kGroupRows;
     for (uint64_t k = 0; k < n; ++k) {
       const uint64_t ahead = i + k + kCopyAhead < count ? i + k + kCopyAhead : count - 1;
-      const uint64_t row = rows[record_of(ahead)];
-      prefetch_far(table.weight + row * static_cast<uint64_t>(table.dim), table.dim * 4);
-      prefetch_far(table.state + row * static_cast<uint64_t>(state_floats), state_floats * 4);
-      record[k] = record_of(i + k);
-      source[k] = rows[record[k]];
+      prefetch_source(table, rows[record_index[ahead]]);
+      source[k] = rows[record_index[i + k]];
     }
-    write_records(table, source, record, n, log, flush);
+    write_records(table, source, record_index + i, n, log, flush);
   }
 }
 

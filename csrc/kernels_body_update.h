@@ -148,12 +148,10 @@ TCXL_NOINLINE void flush_block(const UpdateJob& job, const Block& block) {
   }
 }
 
-void update_rows_kernel(const UpdateJob& job, const RowLookups& lookups, uint64_t row_begin,
-                        uint64_t row_end) {
+TCXL_INLINE void update_blocks(const UpdateJob& job, const RowLookups& lookups, uint64_t row_begin,
+                               uint64_t row_end, const Ahead& ahead, HandOff& waiting) {
   GradBlock sums;
-  HandOff waiting;
   const TableView& table = job.table;
-  const Ahead ahead{table.weight, table.state, table.dim, state_dim(table.optimizer, table.dim)};
   const uint64_t step = rows_per_block(table.dim);
   for (uint64_t r = row_begin; r < row_end; r += step) {
     const uint64_t end = r + step < row_end ? r + step : row_end;
@@ -166,6 +164,34 @@ void update_rows_kernel(const UpdateJob& job, const RowLookups& lookups, uint64_
     }
     crash_point("update: handed over");
     if (job.flush != nullptr) flush_block(job, block);
+  }
+}
+
+// Copies the rows of one block of the fused log; their records are persistent on return.
+TCXL_NOINLINE void log_block(const UpdateJob& job, const RowLookups& lookups, uint64_t block,
+                             uint64_t row_begin, uint64_t row_end) {
+  copy_rows(job.table, lookups.rows, row_begin, row_end, lookups.num_rows, job.own_log, job.flush);
+  job.fence();
+  uint64_t* done = job.own_log.done + block;
+  __atomic_store_n(done, block_tag(job.own_log, block), __ATOMIC_RELEASE);
+  if (job.flush != nullptr) job.flush(done, sizeof *done);
+  job.fence();
+}
+
+void update_rows_kernel(const UpdateJob& job, const RowLookups& lookups, uint64_t row_begin,
+                        uint64_t row_end) {
+  HandOff waiting;
+  const TableView& table = job.table;
+  if (job.log_block_rows > 0) {
+    const uint64_t step = job.log_block_rows;
+    for (uint64_t r = row_begin; r < row_end; r += step) {
+      const uint64_t end = r + step < row_end ? r + step : row_end;
+      log_block(job, lookups, r / step, r, end);
+      update_blocks(job, lookups, r, end, Ahead{}, waiting);
+    }
+  } else {
+    const Ahead ahead{table.weight, table.state, table.dim, state_dim(table.optimizer, table.dim)};
+    update_blocks(job, lookups, row_begin, row_end, ahead, waiting);
   }
   write_records(table, waiting.row, waiting.record, waiting.count, job.next_log, job.flush);
 }

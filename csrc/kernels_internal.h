@@ -35,8 +35,8 @@ struct KernelTable {
                                  int64_t bag_end, const float* grad, int64_t grad_stride,
                                  float* weight_grad);
   void (*copy_rows_to_log)(const TableView& table, const uint64_t* rows,
-                           const uint32_t* record_index, uint64_t first, uint64_t count,
-                           const RecordColumns& log, FlushFunction flush);
+                           const uint32_t* record_index, uint64_t count, const RecordColumns& log,
+                           FlushFunction flush);
   // `lookups` stands for job.lookups, which the kernel does not touch.
   void (*update_rows)(const UpdateJob& job, const RowLookups& lookups, uint64_t row_begin,
                       uint64_t row_end);

@@ -180,7 +180,7 @@ struct FrameHeader {
   uint64_t bytes;
   uint64_t records;
   uint64_t num_segments;
-  uint64_t reserved;
+  uint64_t is_fused;  // 1: the update writes the records; done tags say how far it came
   uint32_t reserved2;
   uint32_t crc;  // over this header (crc = 0) and all segments
 };
@@ -196,9 +196,15 @@ struct FrameSegment {
   uint64_t weight_offset;
   uint32_t state_dim;
   uint32_t dim;
-  uint64_t reserved;
+  uint64_t done_offset;  // tags of the blocks, used by fused frames only
 };
 static_assert(sizeof(FrameSegment) == kLine);
+
+// Fused frames: records are written and tagged in blocks, each block before its rows change. As
+// many rows as stay in the second-level cache between the copy and the update.
+inline constexpr uint64_t fused_block_rows(uint64_t dim) {
+  return dim <= 64 ? 256 : dim >= 16384 ? 1 : 16384 / dim;
+}
 
 inline constexpr uint64_t round_up(uint64_t value, uint64_t unit) {
   return (value + unit - 1) / unit * unit;

@@ -344,7 +344,7 @@ Persistence::Persistence(DurabilityLevel level, MediumKind kind) {
 #endif
 }
 
-void Persistence::fence() const {
+void Persistence::fence() {
   crash_point("fence");
 #if defined(__x86_64__)
   _mm_sfence();  // also orders the non-temporal stores of the log, at every level

@@ -99,7 +99,7 @@ class Persistence {
   void flush(const void* p, uint64_t bytes) const {
     if (flush_ != nullptr) flush_(p, bytes);
   }
-  void fence() const;
+  static void fence();
   // P of the protocol: everything in [p, p + bytes) is durable on return.
   void persist(const void* p, uint64_t bytes) const {
     flush(p, bytes);

@@ -79,7 +79,7 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   report.resume = exact ? dense.read_resume(*generation) : store.read_resume(slot);
 
   const auto frames = frames_above(store, undo, slot, report.resumed_batch);
-  for (const Descriptor& d : frames) undo.check(d);
+  for (const Descriptor& d : frames) undo.check(d, d.batch <= slot.batch);
   if (!store.is_read_only() && !store.was_clean()) persist_evidence(store, *generation, frames);
   if (!store.is_read_only() && report.resumed_batch < slot.batch && slot.rolling_back == 0) {
     Slot begun = slot;
@@ -87,8 +87,9 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
     store.write_slot(begun, store.read_resume(slot));
   }
   for (const Descriptor& d : frames) {
-    report.rows_changed += undo.roll_back(d);
-    report.rows_rolled_back += d.records;
+    const UndoLog::RolledBack rows = undo.roll_back(d);
+    report.rows_changed += rows.changed;
+    report.rows_rolled_back += rows.records;
     ++report.frames_undone;
   }
   dense.set_newest(*generation);
@@ -159,7 +160,7 @@ std::vector<Damage> verify(Store& store) {
       add("undo log", text("batch ", n), "flag is missing or damaged");
     if (!descriptor) continue;
     try {
-      undo.check(*descriptor);
+      undo.check(*descriptor, n <= slot.batch);
     } catch (const Error& error) {
       add("undo log", text("batch ", n), error.what());
     }

@@ -17,4 +17,17 @@ class Stopwatch {
   Clock::time_point start_ = Clock::now();
 };
 
+// Adds the time until the end of the scope to a counter.
+class Busy {
+ public:
+  explicit Busy(uint64_t& total) : total_(total) {}
+  ~Busy() { total_ += watch_.ns(); }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  uint64_t& total_;
+  Stopwatch watch_;
+};
+
 }  // namespace tcxl

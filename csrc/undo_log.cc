@@ -11,6 +11,15 @@ namespace tcxl {
 
 using namespace layout;
 
+namespace {
+
+uint64_t num_blocks(const FrameSegment& segment) {
+  const uint64_t rows = fused_block_rows(segment.dim);
+  return (segment.count + rows - 1) / rows;
+}
+
+}  // namespace
+
 void UndoLog::attach() {
   ring_offset_ = store_.geometry().ring_offset;
   ring_bytes_ = store_.geometry().ring_bytes;
@@ -51,6 +60,7 @@ void UndoLog::lay_out(FramePlan& plan) {
   for (FrameSegment& segment : plan.segments) {
     segment.row_offset = take(segment.count * sizeof(uint64_t));
     segment.crc_offset = take(segment.count * sizeof(uint32_t));
+    segment.done_offset = take(num_blocks(segment) * sizeof(uint64_t));
     segment.state_offset = take(segment.count * segment.state_dim * sizeof(float));
     segment.weight_offset = take(segment.count * segment.dim * sizeof(float));
   }
@@ -68,24 +78,31 @@ void UndoLog::clear_flag(uint64_t batch) {
   store_.persistence().persist(d, sizeof *d);
 }
 
+// Where in the ring the next frame goes, nothing when it has no room.
+std::optional<uint64_t> UndoLog::place_for(uint64_t bytes) const {
+  if (live_frames() + 1 >= kDirectoryEntries || bytes > ring_bytes_) return std::nullopt;
+  if (live_.empty()) return 0;
+  const uint64_t tail = live_.front().begin, head = live_.back().end;
+  const bool wrapped = live_.back().begin < tail;
+  if (head + bytes <= (wrapped ? tail : ring_bytes_)) return head;
+  if (!wrapped && bytes <= tail) return 0;
+  return std::nullopt;
+}
+
+bool UndoLog::has_room(uint64_t bytes) const {
+  return place_for(std::max(bytes, kLine)).has_value();
+}
+
 bool UndoLog::reserve(uint64_t batch, uint64_t bytes, uint64_t& offset) {
   TCXL_ASSERT(live_.empty() || live_.back().batch < batch);
-  if (live_frames() + 1 >= kDirectoryEntries) return false;
   bytes = std::max(bytes, kLine);
-  if (bytes > ring_bytes_) return false;
-  uint64_t begin = 0;
-  if (!live_.empty()) {
-    const uint64_t tail = live_.front().begin, head = live_.back().end;
-    const bool wrapped = live_.back().begin < tail;
-    const bool fits_behind = head + bytes <= (wrapped ? tail : ring_bytes_);
-    if (!fits_behind && (wrapped || bytes > tail)) return false;
-    begin = fits_behind ? head : 0;
-  }
+  const auto begin = place_for(bytes);
+  if (!begin) return false;
   // The old flag at this place is of a reclaimed batch, or of an abandoned announce: gone before
   // new records.
   clear_flag(batch);
-  live_.push_back({batch, begin, begin + bytes});
-  offset = ring_offset_ + begin;
+  live_.push_back({batch, *begin, *begin + bytes});
+  offset = ring_offset_ + *begin;
   return true;
 }
 
@@ -120,13 +137,16 @@ RecordColumns UndoLog::columns(uint64_t offset, const FrameSegment& segment, uin
   c.crc = reinterpret_cast<uint32_t*>(frame + segment.crc_offset);
   c.state = reinterpret_cast<float*>(frame + segment.state_offset);
   c.weight = reinterpret_cast<float*>(frame + segment.weight_offset);
+  c.done = reinterpret_cast<uint64_t*>(frame + segment.done_offset);
   c.crc_start = store_.crc_of(identity, sizeof identity);
   return c;
 }
 
-void UndoLog::set_flag(uint64_t batch, uint64_t life, uint64_t offset, const FramePlan& plan) {
+void UndoLog::set_flag(uint64_t batch, uint64_t life, uint64_t offset, const FramePlan& plan,
+                       bool is_fused) {
   FrameHeader header{};
   if (plan.records > 0) {
+    header.is_fused = is_fused ? 1 : 0;
     header.magic = kFrameMagic;
     header.batch = batch;
     header.life = life;
@@ -138,6 +158,12 @@ void UndoLog::set_flag(uint64_t batch, uint64_t life, uint64_t offset, const Fra
     std::byte* frame = store_.log().base() + offset;
     std::memcpy(frame, &header, sizeof header);
     std::memcpy(frame + sizeof header, plan.segments.data(), segment_bytes);
+    for (const FrameSegment& segment : plan.segments) {
+      if (!is_fused) break;
+      const uint64_t bytes = num_blocks(segment) * sizeof(uint64_t);
+      std::memset(frame + segment.done_offset, 0, bytes);
+      store_.persistence().flush(frame + segment.done_offset, bytes);
+    }
     store_.persistence().persist(frame, sizeof header + segment_bytes);
   }
   Descriptor d{};
@@ -170,7 +196,7 @@ void UndoLog::fail_damaged(const Descriptor& d, const What&... what) const {
        "' lists all damage; restore the pool from a copy");
 }
 
-std::span<const FrameSegment> UndoLog::open_frame(const Descriptor& d) const {
+UndoLog::Frame UndoLog::open_frame(const Descriptor& d) const {
   if (d.bytes == 0) return {};
   const uint64_t end = store_.log().bytes();
   if (d.offset % kLine != 0 || d.bytes > end || d.offset > end - d.bytes ||
@@ -180,7 +206,7 @@ std::span<const FrameSegment> UndoLog::open_frame(const Descriptor& d) const {
   FrameHeader header;
   std::memcpy(&header, frame, sizeof header);
   if (header.magic != kFrameMagic || header.batch != d.batch || header.life != d.life ||
-      header.bytes != d.bytes || header.records != d.records ||
+      header.bytes != d.bytes || header.records != d.records || header.is_fused > 1 ||
       header.num_segments > (d.bytes - sizeof header) / sizeof(FrameSegment))
     fail_damaged(d, "its header does not match its flag");
   const auto* segments = reinterpret_cast<const FrameSegment*>(frame + sizeof header);
@@ -204,52 +230,80 @@ std::span<const FrameSegment> UndoLog::open_frame(const Descriptor& d) const {
       fail_damaged(d, "table ", s.table, " has another shape");
     check_column(s.row_offset, s.count, sizeof(uint64_t));
     check_column(s.crc_offset, s.count, sizeof(uint32_t));
+    check_column(s.done_offset, num_blocks(s), sizeof(uint64_t));
     check_column(s.state_offset, s.count, states * sizeof(float));
     check_column(s.weight_offset, s.count, s.dim * sizeof(float));
     records += s.count;
   }
   if (records != d.records) fail_damaged(d, "it has ", records, " records, not ", d.records);
-  return {segments, header.num_segments};
+  return {header.is_fused != 0, {segments, header.num_segments}};
 }
 
-void UndoLog::check(const Descriptor& d) const {
-  for (const FrameSegment& s : open_frame(d)) {
-    const Table& table = store_.tables()[s.table];
+template <typename Visit>
+void UndoLog::for_each_range(const Descriptor& d, const Frame& frame, const Visit& visit) const {
+  for (const FrameSegment& s : frame.segments) {
     const RecordColumns c = columns(d.offset, s, d.batch, d.life);
-    for (uint64_t r = 0; r < s.count; ++r) {
-      if (c.row[r] < table.view.rows && record_crc(c, table.view, r) == c.crc[r]) continue;
-      fail_damaged(d, "record ", r, " of table '", table.name, "' (row ", c.row[r],
-                   ") has a wrong checksum");
+    if (!frame.is_fused) {
+      visit(c, s, 0, s.count);
+      continue;
+    }
+    const uint64_t rows = fused_block_rows(s.dim);
+    for (uint64_t block = 0; block < num_blocks(s); ++block) {
+      if (c.done[block] != 0) visit(c, s, block * rows, std::min(s.count, (block + 1) * rows));
     }
   }
 }
 
-uint64_t UndoLog::roll_back(const Descriptor& d) {
-  uint64_t changed = 0;
+void UndoLog::check(const Descriptor& d, bool is_committed) const {
+  const Frame frame = open_frame(d);
+  uint64_t records = 0;
+  for_each_range(
+      d, frame, [&](const RecordColumns& c, const FrameSegment& s, uint64_t first, uint64_t end) {
+        const Table& table = store_.tables()[s.table];
+        const uint64_t block = first / fused_block_rows(s.dim);
+        if (frame.is_fused && c.done[block] != block_tag(c, block))
+          fail_damaged(d, "block ", block, " of table '", table.name, "' has a wrong tag");
+        for (uint64_t r = first; r < end; ++r) {
+          if (c.row[r] < table.view.rows && record_crc(c, table.view, r) == c.crc[r]) continue;
+          fail_damaged(d, "record ", r, " of table '", table.name, "' (row ", c.row[r],
+                       ") has a wrong checksum");
+        }
+        records += end - first;
+      });
+  if (is_committed && records != d.records)
+    fail_damaged(d, "only ", records, " of ", d.records, " records are there");
+}
+
+UndoLog::RolledBack UndoLog::roll_back(const Descriptor& d) {
+  RolledBack result;
   const Persistence& persistence = store_.persistence();
-  for (const FrameSegment& s : open_frame(d)) {
-    const TableView& view = store_.tables()[s.table].view;
-    const RecordColumns c = columns(d.offset, s, d.batch, d.life);
-    const uint64_t weight_bytes = s.dim * sizeof(float), state_bytes = s.state_dim * sizeof(float);
-    for (uint64_t r = 0; r < s.count; ++r) {
-      float* weight = view.weight + c.row[r] * s.dim;
-      float* state = s.state_dim > 0 ? view.state + c.row[r] * s.state_dim : weight;
-      const float* old_weight = c.weight + r * s.dim;
-      const float* old_state = s.state_dim > 0 ? c.state + r * s.state_dim : old_weight;
-      if (std::memcmp(weight, old_weight, weight_bytes) != 0 ||
-          std::memcmp(state, old_state, state_bytes) != 0) {
-        ++changed;
-        crash_point("recovery: row");
-        std::memcpy(weight, old_weight, weight_bytes);
-        std::memcpy(state, old_state, state_bytes);
-      }
-      // Equal bytes too: an earlier recovery may have stored them and been killed before its fence.
-      persistence.flush(weight, weight_bytes);
-      persistence.flush(state, state_bytes);
-    }
-  }
+  for_each_range(d, open_frame(d),
+                 [&](const RecordColumns& c, const FrameSegment& s, uint64_t first, uint64_t end) {
+                   const TableView& view = store_.tables()[s.table].view;
+                   const uint64_t weight_bytes = s.dim * sizeof(float),
+                                  state_bytes = s.state_dim * sizeof(float);
+                   result.records += end - first;
+                   for (uint64_t r = first; r < end; ++r) {
+                     float* weight = view.weight + c.row[r] * s.dim;
+                     float* state = s.state_dim > 0 ? view.state + c.row[r] * s.state_dim : weight;
+                     const float* old_weight = c.weight + r * s.dim;
+                     const float* old_state =
+                         s.state_dim > 0 ? c.state + r * s.state_dim : old_weight;
+                     if (std::memcmp(weight, old_weight, weight_bytes) != 0 ||
+                         std::memcmp(state, old_state, state_bytes) != 0) {
+                       ++result.changed;
+                       crash_point("recovery: row");
+                       std::memcpy(weight, old_weight, weight_bytes);
+                       std::memcpy(state, old_state, state_bytes);
+                     }
+                     // Equal bytes too: an earlier recovery may have stored them and been killed
+                     // before its fence.
+                     persistence.flush(weight, weight_bytes);
+                     persistence.flush(state, state_bytes);
+                   }
+                 });
   persistence.fence();
-  return changed;
+  return result;
 }
 
 }  // namespace tcxl

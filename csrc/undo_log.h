@@ -44,6 +44,7 @@ class UndoLog {
   void release_from(uint64_t batch);
   // Frames of batches <= `batch` are not needed any more.
   void reclaim(uint64_t batch);
+  bool has_room(uint64_t bytes) const;
   uint64_t used_bytes() const;  // of the present ring
   uint64_t ring_bytes() const { return ring_bytes_; }
   uint64_t live_frames() const { return live_.size() + retired_.size(); }
@@ -51,23 +52,39 @@ class UndoLog {
   RecordColumns columns(uint64_t offset, const layout::FrameSegment& segment, uint64_t batch,
                         uint64_t life) const;
   // Writes header and segments (P), then the descriptor (P): the flag. All records must be
-  // persistent.
-  void set_flag(uint64_t batch, uint64_t life, uint64_t offset, const FramePlan& plan);
+  // persistent; of a fused frame none is, the update writes them block by block.
+  void set_flag(uint64_t batch, uint64_t life, uint64_t offset, const FramePlan& plan,
+                bool is_fused);
 
   // --- recovery: plain functions of the bytes
   std::optional<layout::Descriptor> find(uint64_t batch, uint64_t life) const;
-  // Checks header, bounds and every record's checksum; kCorrupted says what is wrong.
-  void check(const layout::Descriptor& descriptor) const;
+  // Checks header, bounds and every record's checksum; kCorrupted says what is wrong. Only the
+  // batch that was about to commit may have blocks that are not done.
+  void check(const layout::Descriptor& descriptor, bool is_committed) const;
   // Puts the previous bytes of every record of a checked frame back (rows are distinct, so their
-  // order does not matter), P. Returns how many rows differed from their record.
-  uint64_t roll_back(const layout::Descriptor& descriptor);
+  // order does not matter), P.
+  struct RolledBack {
+    uint64_t records = 0;
+    uint64_t changed = 0;  // rows that differed from their record
+  };
+  RolledBack roll_back(const layout::Descriptor& descriptor);
 
  private:
   template <typename... What>
   [[noreturn]] void fail_damaged(const layout::Descriptor& d, const What&... what) const;
   // The segments, once header and bounds are found good.
-  std::span<const layout::FrameSegment> open_frame(const layout::Descriptor& descriptor) const;
+  struct Frame {
+    bool is_fused = false;
+    std::span<const layout::FrameSegment> segments;
+  };
+  Frame open_frame(const layout::Descriptor& descriptor) const;
+  // Calls visit(columns, segment, first, end) for every range of records that hold a row's
+  // previous bytes.
+  template <typename Visit>
+  void for_each_range(const layout::Descriptor& descriptor, const Frame& frame,
+                      const Visit& visit) const;
   layout::Descriptor* descriptor(uint64_t batch) const;
+  std::optional<uint64_t> place_for(uint64_t bytes) const;
   void clear_flag(uint64_t batch);
   struct Live {
     uint64_t batch, begin, end;

@@ -225,7 +225,7 @@ void Bench::round(int number) {
   timed("copy all rows to the log", [&] {
     for (size_t t = 0; t < tables_.size(); ++t) {
       const std::vector<uint64_t>& rows = batch.lookups[t].rows;
-      copy_rows_to_log(tables_[t], rows.data(), nullptr, 0, rows.size(), logs_[t], nullptr);
+      copy_rows_to_log(tables_[t], rows.data(), nullptr, rows.size(), logs_[t], nullptr);
     }
   });
   rows_ = shared_ = 0;

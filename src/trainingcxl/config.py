@@ -218,6 +218,12 @@ class PoolSettings(_Section):
         choices=("exact", "latest"),
     )
     log_bytes: int = _key(0, "size of the undo log; 0 grows with the batches", effect=Effect.NONE)
+    undo_log: str = _key(
+        "auto",
+        "who writes it: background (a thread ahead of the step), fused (the update itself), auto",
+        effect=Effect.NONE,
+        choices=("auto", "background", "fused"),
+    )
     rows_per_batch_max: int = _key(0, "rows a batch may change; 0: by data", effect=Effect.NONE)
     lookahead: int = _key(1, "batches announced ahead", effect=Effect.NONE)
     trust_after_reboot: bool = _key(

@@ -8,7 +8,7 @@ __all__ = ["StepStats"]
 
 
 _COUNTS = ("batches", "lookups", "rows", "rows_handed_over", "log_bytes", "dense_bytes")
-_TIMES = ("lookup", "update", "flag_wait", "log_inline", "commit", "dense_copy", "dense_wait")
+_TIMES = ("lookup", "update", "flag_wait", "commit", "dense_copy", "dense_wait")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,10 +22,10 @@ class StepStats:
     log_bytes: int
     dense_bytes: int
     unannounced_batches: int
+    fused_batches: int
     lookup_s: float
     update_s: float
     flag_wait_s: float
-    log_inline_s: float
     commit_s: float
     dense_copy_s: float
     dense_wait_s: float
@@ -40,6 +40,7 @@ class StepStats:
             **{name: raw[name] for name in _COUNTS},
             **{name + "_s": 1e-9 * raw[name + "_ns"] for name in _TIMES},
             unannounced_batches=raw["unannounced"],
+            fused_batches=raw["fused"],
             background_s=1e-9 * sum(raw[name] for name in background),
             step_s=step_seconds,
         )

@@ -39,6 +39,8 @@ SCENARIOS = (
     Scenario(name="latest", dense_every=7, resume="latest"),
     Scenario(name="accumulated", accumulate=3, dense_every=2),
     Scenario(name="rows-only-latest", dense_every=3, resume="latest", has_dense=False),
+    Scenario(name="fused", undo_log="fused", dense_every=2, skip_every=5),
+    Scenario(name="alternating", undo_log="alternating", dense_every=4, wide_batch=10),
     Scenario(
         name="short-epochs", threads=1, skip_every=4, wide_batch=3, epochs=9, batches_per_epoch=4
     ),

@@ -46,6 +46,8 @@ class Scenario:
     wide_batch: int = -1
     """Batch of each epoch that outgrows the log; negative: none, and no table for it."""
     has_dense: bool = True
+    undo_log: Literal["background", "fused", "alternating"] = "background"
+    """Named, as "auto" would choose by time; alternating: another form every few batches."""
     medium: Literal["auto", "fsdax"] = "auto"
 
     @property
@@ -191,6 +193,8 @@ def open_scenario_pool(path: str, scenario: Scenario) -> Pool:
     options: dict[str, Any] = {}
     if scenario.medium == "fsdax":
         options = {"durability": "power", "_medium": "fsdax"}
+    if scenario.undo_log != "alternating":
+        options["undo_log"] = scenario.undo_log
     return Pool(path, resume=scenario.resume, threads=scenario.threads, **options)
 
 
@@ -281,6 +285,8 @@ def _learn(life: Life, batch: SmallBatch) -> bool:
         life.model.zero_grad()
         return True
     life.rate.advance()
+    if scenario.undo_log == "alternating" and number % 3 == 0:
+        life.pool.core.set_undo_log("fused" if number % 2 else "background")
     if scenario.skip_every and number % scenario.skip_every == 0:
         run.skip()
     else:

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from trainingcxl.checkpoint import FaultTolerantRun
 from trainingcxl.config import ScheduleSettings, Settings, widths
-from trainingcxl.data import Batch, BatchLoader, Dataset, split_dataset
+from trainingcxl.data import Batch, BatchLoader, Dataset
 from trainingcxl.errors import TrainingCXLError
+from trainingcxl.evaluation import predictions
 from trainingcxl.metrics import Metrics, measure
 from trainingcxl.models import DLRM
 from trainingcxl.nn import EmbeddingBagCollection
@@ -34,11 +35,11 @@ from trainingcxl.train_setup import (
     open_training_pool,
     prepare_torch,
     settings_to_record,
+    split_data,
 )
 
 __all__ = ["EarlyStopping", "Training", "learning_rate_factor", "train"]
 
-_EVALUATION_BATCH = 8192
 _SKIPPED_IN_A_ROW_MAX = 10
 
 
@@ -88,11 +89,7 @@ class Training:
     ) -> None:
         """Build model and optimizers, and restore them from the pool if it holds a run."""
         self.settings, self.report, self.stop, self.device = settings, report, stop, device
-        training_data, held_out = split_dataset(
-            data,
-            settings.eval.fraction,
-            order=settings.run.seed if settings.eval.split == "random" else None,
-        )
+        training_data, held_out = split_data(settings, data)
         self.loader = BatchLoader(
             training_data,
             settings.run.batch_size,
@@ -222,16 +219,11 @@ class Training:
         if self.held_out is None:
             return
         labels, logits = [], []
-        self.model.eval()
-        with torch.no_grad():
-            for batch in BatchLoader(self.held_out, _EVALUATION_BATCH, seed=0, shuffle=False):
-                if self.stop.requested:
-                    break
-                labels.append(batch.label.numpy())
-                logits.append(self.model(batch.dense.to(self.device), batch.sparse).cpu().numpy())
-        self.model.train()
-        if self.stop.requested:
-            return
+        for batch_labels, batch_logits in predictions(self.model, self.held_out, self.device):
+            if self.stop.requested:
+                return
+            labels.append(batch_labels)
+            logits.append(batch_logits)
         self.metrics = measure(np.concatenate(labels), np.concatenate(logits))
         self.report.event("evaluation", **self._position(), **asdict(self.metrics))
 
@@ -256,7 +248,7 @@ class Training:
     def _report_result(self) -> None:
         """Say how good the model is, how fast it was trained, and what durability cost."""
         stats = self.run.stats
-        waits = stats.flag_wait_s + stats.log_inline_s + stats.commit_s
+        waits = stats.flag_wait_s + stats.commit_s
         dense = stats.dense_copy_s + stats.dense_wait_s
         self.report.event(
             "result",
@@ -268,6 +260,7 @@ class Training:
             dense_bytes=stats.dense_bytes,
             dense_every=self.run.dense_every,
             unannounced_batches=stats.unannounced_batches,
+            fused_batches=stats.fused_batches,
             flag_wait_share=stats.flag_wait_s / (self.pace.seconds or nan),
             durability_share=(waits + dense) / (self.pace.seconds or nan),
         )

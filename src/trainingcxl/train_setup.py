@@ -23,7 +23,7 @@ from trainingcxl.config import (
     effect_of,
     hash_sizes,
 )
-from trainingcxl.data import Dataset, open_data
+from trainingcxl.data import Dataset, open_data, split_dataset
 from trainingcxl.errors import ConfigError, PoolError, RecoveryError
 from trainingcxl.nn import EmbeddingBagConfig
 from trainingcxl.pool import Pool, inspect
@@ -42,6 +42,7 @@ __all__ = [
     "open_training_pool",
     "prepare_torch",
     "settings_to_record",
+    "split_data",
 ]
 
 
@@ -167,7 +168,7 @@ def settings_to_record(settings: Settings, data: Dataset) -> tuple[dict[str, Any
     return fixed, free
 
 
-def open_source(settings: Settings, report: Report) -> Dataset:
+def open_source(settings: Settings, report: Report, *, require_labels: bool = True) -> Dataset:
     """Open the data, converting text to arrays if that has not been done, and say what it is."""
     wanted = settings.data
     data = open_data(
@@ -175,6 +176,7 @@ def open_source(settings: Settings, report: Report) -> Dataset:
         cache_dir=settings.cache.dir or Path(settings.pool.path) / "cache",
         hash_size=hash_sizes(wanted.hash_size),
         max_bad_lines=wanted.max_bad_lines,
+        require_labels=require_labels,
         schema=wanted.schema or None,
         progress=report.progress,
     )
@@ -190,6 +192,14 @@ def open_source(settings: Settings, report: Report) -> Dataset:
         rows=sum(data.cardinalities.values()),
     )
     return data
+
+
+def split_data(settings: Settings, data: Dataset) -> tuple[Dataset, Dataset | None]:
+    """Split the data into what is trained on and what is held out (None for nothing)."""
+    is_random = settings.eval.split == "random"
+    return split_dataset(
+        data, settings.eval.fraction, order=settings.run.seed if is_random else None
+    )
 
 
 def _rows_per_batch_max(settings: Settings, data: Dataset) -> int | None:
@@ -213,6 +223,7 @@ def open_training_pool(settings: Settings, data: Dataset, report: Report) -> Poo
         rows_per_batch_max=wanted.rows_per_batch_max or _rows_per_batch_max(settings, data),
         log_bytes=wanted.log_bytes or None,
         lookahead=wanted.lookahead,
+        undo_log=wanted.undo_log,
         trust_after_reboot=wanted.trust_after_reboot,
         progress=lambda what, done, total: report.progress("create tables", done, total),
     )

@@ -21,7 +21,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
 
 
 def test_random_kills(ask: Any, place: tuple[str, str]) -> None:
-    """D1: any moment of any of seven trainings.
+    """D1: any moment of any of nine trainings.
 
     Persistent at the kill: tables with some rows of the batch in flight stored and some not, the
     undo frame of that batch, slots, dense generations, of which one may be half written. Lost: the

@@ -61,6 +61,13 @@ struct Table {
     for (size_t i = 0; i < state.size(); ++i) state[i] = std::fabs(random.uniform());
     view = {weight.data(), state.size() > 0 ? state.data() : nullptr, rows, dim, optimizer};
   }
+  Table(const Table& other)
+      : view(other.view), weight(other.weight.size()), state(other.state.size()) {
+    std::copy_n(other.weight.data(), weight.size(), weight.data());
+    std::copy_n(other.state.data(), state.size(), state.data());
+    view.weight = weight.data();
+    view.state = state.size() > 0 ? state.data() : nullptr;
+  }
 };
 
 struct Feature {
@@ -207,14 +214,16 @@ inline void update_reference(const TableView& table, uint64_t row, std::vector<f
 struct Log {
   std::vector<uint64_t> row;
   std::vector<uint32_t> crc;
+  std::vector<uint64_t> done;
   Floats state, weight;
   RecordColumns columns;
   Log(size_t count, const TableView& table)
       : row(count + 1, ~uint64_t{0}),
         crc(count + 1, 0x5a5a5a5au),
+        done(count + 1, 0),
         state((count + 1) * static_cast<size_t>(state_dim(table.optimizer, table.dim)), -77),
         weight((count + 1) * static_cast<size_t>(table.dim), -77) {
-    columns = {row.data(), crc.data(), state.data(), weight.data(), 0x1234567u};
+    columns = {row.data(), crc.data(), state.data(), weight.data(), done.data(), 0x1234567u};
   }
 };
 

@@ -261,7 +261,7 @@ void empty_ranges_do_nothing(const std::vector<Isa>& all) {
     job.lookups = &lookups;
     update_rows(job, 0, 0);
     row_grad_norm_sq(lookups, nullptr, 16, 0, 0, nullptr);
-    copy_rows_to_log(untouched.view, lookups.rows.data(), nullptr, 0, 0, RecordColumns{}, nullptr);
+    copy_rows_to_log(untouched.view, lookups.rows.data(), nullptr, 0, RecordColumns{}, nullptr);
     CHECK(same(before, untouched.weight));
     CHECK(!has_non_finite(nullptr, 0));
   }

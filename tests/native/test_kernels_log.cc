@@ -94,15 +94,15 @@ void for_each_table(const Test& test) {
   }
 }
 
-void copies_a_range(Table& table, Random& random, const std::string& name) {
+void copies_rows(Table& table, Random& random, const std::string& name) {
   const std::vector<uint64_t> rows = some_rows(60, random);
-  for (const uint64_t count : {uint64_t{0}, uint64_t{1}, uint64_t{6}, uint64_t{rows.size() - 5}}) {
+  for (const uint64_t count : {uint64_t{0}, uint64_t{1}, uint64_t{6}, uint64_t{rows.size()}}) {
     Log log(rows.size(), table.view);
     flushed.clear();
-    copy_rows_to_log(table.view, rows.data(), nullptr, 5, count, log.columns, note_flush);
+    copy_rows_to_log(table.view, rows.data(), nullptr, count, log.columns, note_flush);
     bool right = true, durable = true;
     for (uint64_t r = 0; r <= rows.size(); ++r) {
-      const bool inside = r >= 5 && r < 5 + count;
+      const bool inside = r < count;
       right &= inside ? holds_row(log, table, r, rows[r]) : is_untouched(log, table, r);
       durable &= !inside || record_was_flushed(log, table, r);
     }
@@ -118,7 +118,7 @@ void copies_chosen_records(Table& table, Random& random, const std::string& name
     if (random.below(3) == 0) chosen.push_back(r);
   }
   Log log(rows.size(), table.view);
-  copy_rows_to_log(table.view, rows.data(), chosen.data(), 0, chosen.size(), log.columns, nullptr);
+  copy_rows_to_log(table.view, rows.data(), chosen.data(), chosen.size(), log.columns, nullptr);
   bool right = true;
   size_t next = 0;
   for (uint32_t r = 0; r <= rows.size(); ++r) {
@@ -176,10 +176,89 @@ void update_hands_rows_over(Table& table, Random& random, const std::string& nam
   }
 }
 
+// What a power failure at a fence of a fused update would find.
+struct FusedWatch {
+  Table* table;
+  const Table* before;
+  const Log* log;
+  const std::vector<uint64_t>* rows;
+  uint64_t block_rows, fences;
+  bool right;
+};
+FusedWatch fused_watch;
+
+void watch_fence() {
+  FusedWatch& w = fused_watch;
+  const auto dim = static_cast<uint64_t>(w.table->view.dim);
+  const auto states = static_cast<uint64_t>(state_dim(w.table->view.optimizer, w.table->view.dim));
+  // The first fence of a block stands between its records and its tag, the second before its rows.
+  const uint64_t block = w.fences / 2;
+  for (uint64_t b = 0; b * w.block_rows < w.rows->size(); ++b) {
+    const bool is_done = b < block || (b == block && w.fences % 2 == 1);
+    w.right &= w.log->done[b] == (is_done ? block_tag(w.log->columns, b) : 0);
+  }
+  for (uint64_t r = 0; r < w.rows->size(); ++r) {
+    const uint64_t row = (*w.rows)[r];
+    if (r / w.block_rows <= block) w.right &= holds_row(*w.log, *w.before, r, row);
+    if (r / w.block_rows < block) continue;
+    w.right &= std::memcmp(w.table->weight.data() + row * dim, w.before->weight.data() + row * dim,
+                           dim * 4) == 0;
+    w.right &= std::memcmp(w.table->state.data() + row * states,
+                           w.before->state.data() + row * states, states * 4) == 0;
+  }
+  ++w.fences;
+}
+
+// A fused update gives the rows of a plain one, and no row changes before its record is there.
+void update_logs_rows_first(Table& table, Random& random, const std::string& name) {
+  const int64_t dim = table.view.dim;
+  const Feature feature = random_feature(kRows, 60, 1500, Pooling::kSum, false, 0, random);
+  Floats grad(60 * static_cast<size_t>(dim));
+  for (size_t i = 0; i < grad.size(); ++i) grad[i] = random.uniform();
+  const FeatureBags bags = feature.bags();
+  TableLookups lookups;
+  lookups.build(&bags, 1, 60, dim, kRows);
+  for (const uint64_t block_rows : {uint64_t{7}, uint64_t{64}, uint64_t{256}}) {
+    const Table before(table);
+    Table plain(table);
+    Log log(lookups.num_rows(), table.view);
+    UpdateJob job;
+    job.lookups = &lookups;
+    job.grad = grad.data();
+    job.learning_rate = 0.01f;
+    job.eps = 1e-8f;
+    job.table = plain.view;
+    update_rows(job, 0, lookups.num_rows());
+    job.table = table.view;
+    job.log_block_rows = block_rows;
+    job.own_log = log.columns;
+    job.fence = watch_fence;
+    job.flush = note_flush;
+    flushed.clear();
+    fused_watch = {&table, &before, &log, &lookups.rows, block_rows, 0, true};
+    const uint64_t split = std::min(lookups.num_rows(), 2 * block_rows);
+    update_rows(job, 0, split);
+    update_rows(job, split, lookups.num_rows());
+    const uint64_t blocks = (lookups.num_rows() + block_rows - 1) / block_rows;
+    CHECK_CASE(fused_watch.right, name);
+    CHECK_EQUAL(fused_watch.fences, 2 * blocks);
+    bool durable = true;
+    for (uint64_t r = 0; r < lookups.num_rows(); ++r) durable &= record_was_flushed(log, table, r);
+    for (uint64_t b = 0; b < blocks; ++b) durable &= was_flushed(&log.done[b], 8);
+    CHECK_CASE(durable, name);
+    CHECK_CASE(is_untouched(log, table, lookups.num_rows()), name);
+    CHECK_CASE(std::memcmp(table.weight.data(), plain.weight.data(), table.weight.size() * 4) == 0,
+               name);
+    CHECK_CASE(std::memcmp(table.state.data(), plain.state.data(), table.state.size() * 4) == 0,
+               name);
+  }
+}
+
 }  // namespace
 
 int main() {
-  for_each_table(copies_a_range);
+  for_each_table(update_logs_rows_first);
+  for_each_table(copies_rows);
   for_each_table(copies_chosen_records);
   for_each_table(update_hands_rows_over);
   return check_result();

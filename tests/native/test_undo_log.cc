@@ -3,6 +3,7 @@
 // found.
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <random>
 #include <vector>
 
@@ -62,20 +63,24 @@ std::vector<uint64_t> some_rows(Random& random, uint64_t most) {
 
 // Plans and writes the frame of `batch` over the given rows of each table; false: no room.
 bool write_frame(Store& store, UndoLog& undo, uint64_t batch,
-                 const std::vector<std::vector<uint64_t>>& rows, uint64_t& offset,
-                 FramePlan& plan) {
+                 const std::vector<std::vector<uint64_t>>& rows, uint64_t& offset, FramePlan& plan,
+                 bool is_fused = false) {
   plan = {};
   for (size_t t = 0; t < rows.size(); ++t) {
     if (!rows[t].empty()) UndoLog::add_segment(plan, t, store.tables()[t].view, rows[t].size());
   }
   UndoLog::lay_out(plan);
   if (!undo.reserve(batch, plan.bytes, offset)) return false;
+  if (is_fused) undo.set_flag(batch, kLife, offset, plan, true);  // the records follow the flag
   for (const FrameSegment& s : plan.segments) {
-    copy_rows_to_log(store.tables()[s.table].view, rows[s.table].data(), nullptr, 0, s.count,
-                     undo.columns(offset, s, batch, kLife), nullptr);
+    const RecordColumns log = undo.columns(offset, s, batch, kLife);
+    copy_rows_to_log(store.tables()[s.table].view, rows[s.table].data(), nullptr, s.count, log,
+                     nullptr);
+    for (uint64_t block = 0; is_fused && block * fused_block_rows(s.dim) < s.count; ++block)
+      log.done[block] = block_tag(log, block);
   }
   store.persistence().fence();
-  undo.set_flag(batch, kLife, offset, plan);
+  if (!is_fused) undo.set_flag(batch, kLife, offset, plan, false);
   return true;
 }
 
@@ -109,19 +114,59 @@ void test_roll_back() {
                                                      some_rows(random, n % 5 == 0 ? 0 : 40)};
     uint64_t offset = 0;
     FramePlan plan;
-    CHECK(write_frame(store, undo, n, rows, offset, plan));
+    CHECK(write_frame(store, undo, n, rows, offset, plan, n % 2 == 0));
     change_rows(store, rows, static_cast<float>(n));
   }
   for (uint64_t n = kBatches; n > 0; --n) {
     const auto d = undo.find(n, kLife);
     CHECK(d.has_value());
     CHECK(!undo.find(n, kLife + 1));
-    undo.check(*d);
-    const uint64_t changed = undo.roll_back(*d);
-    CHECK_EQUAL(changed, d->records);
-    CHECK_EQUAL(undo.roll_back(*d), uint64_t{0});  // again: nothing differs any more
+    undo.check(*d, true);
+    const UndoLog::RolledBack done = undo.roll_back(*d);
+    CHECK_EQUAL(done.changed, d->records);
+    CHECK_EQUAL(done.records, d->records);
+    CHECK_EQUAL(undo.roll_back(*d).changed, uint64_t{0});  // again: nothing differs any more
     CHECK(copy_tables(store) == before[n - 1]);
   }
+}
+
+// A fused frame whose update came half-way: its blocks are rolled back, the other rows are left
+// alone. Of a committed batch it is damage.
+void test_half_done_frame() {
+  PoolFolder folder;
+  Store store(folder.options());
+  make_tables(store);
+  fill_tables(store, 1.0f);
+  UndoLog undo(store);
+  undo.attach();
+  undo.grow(4 << 20, 1 << 20);
+  std::vector<uint64_t> rows(kRows);
+  std::iota(rows.begin(), rows.end(), uint64_t{0});
+  const std::vector<float> before = copy_tables(store);
+  uint64_t offset = 0;
+  FramePlan plan;
+  CHECK(write_frame(store, undo, 1, {rows, {}, {0}}, offset, plan, true));
+  const uint64_t block = fused_block_rows(plan.segments[0].dim);
+  CHECK(block < kRows);
+  RecordColumns log = undo.columns(offset, plan.segments[0], 1, kLife);
+  log.done[0] = 0;  // never came to its tag: its records may be anything
+  log.crc[0] ^= 1;
+  rows.erase(rows.begin(), rows.begin() + static_cast<int64_t>(block));
+  change_rows(store, {rows, {}, {0}}, 5.0f);
+  const auto d = undo.find(1, kLife);
+  CHECK(d.has_value());
+  undo.check(*d, false);
+  bool is_damaged = false;
+  try {
+    undo.check(*d, true);
+  } catch (const Error& error) {
+    is_damaged = error.kind == ErrorKind::kCorrupted;
+  }
+  CHECK(is_damaged);
+  const UndoLog::RolledBack done = undo.roll_back(*d);
+  CHECK_EQUAL(done.records, kRows - block + 1);
+  CHECK_EQUAL(done.changed, kRows - block + 1);
+  CHECK(copy_tables(store) == before);
 }
 
 // A batch without rows has a flag and nothing to roll back.
@@ -137,8 +182,8 @@ void test_empty_frame() {
   CHECK(write_frame(store, undo, 1, {{}, {}, {}}, offset, plan));
   const auto d = undo.find(1, kLife);
   CHECK(d && d->bytes == 0 && d->records == 0);
-  undo.check(*d);
-  CHECK_EQUAL(undo.roll_back(*d), uint64_t{0});
+  undo.check(*d, true);
+  CHECK_EQUAL(undo.roll_back(*d).changed, uint64_t{0});
 }
 
 struct Frame {
@@ -193,7 +238,7 @@ void test_ring_against_model() {
         live[++newest] = frame;
         if (random.below(4) > 0) {
           FramePlan plan;  // the flag alone: the place of the records does not matter here
-          undo.set_flag(newest, kLife, offset, plan);
+          undo.set_flag(newest, kLife, offset, plan, false);
           CHECK(undo.find(newest, kLife));
         }
         CHECK(!undo.find(newest + 1, kLife));
@@ -261,7 +306,7 @@ void test_growth_keeps_old_frames() {
   for (const uint64_t n : {2, 1}) {
     const auto d = undo.find(n, kLife);
     CHECK(d.has_value());
-    undo.check(*d);
+    undo.check(*d, true);
     undo.roll_back(*d);
   }
   CHECK(copy_tables(store) == before);
@@ -279,7 +324,7 @@ void test_directory_limit() {
   uint64_t offset = 0, n = 0;
   while (n < 2 * kDirectoryEntries && undo.reserve(n + 1, kLine, offset)) {
     FramePlan plan;
-    undo.set_flag(++n, kLife, offset, plan);
+    undo.set_flag(++n, kLife, offset, plan, false);
   }
   CHECK(n < kDirectoryEntries && n > kDirectoryEntries - 4);
   for (uint64_t batch = 1; batch <= n; ++batch) CHECK(undo.find(batch, kLife));
@@ -289,7 +334,7 @@ void test_directory_limit() {
 
 // Every bit of a frame, its segment table and its flag: flipped, it is refused or not found, and no
 // row changes.
-void test_flips() {
+void test_flips(bool is_fused) {
   PoolFolder folder;
   Store store(folder.options());
   make_tables(store);
@@ -300,14 +345,14 @@ void test_flips() {
   uint64_t offset = 0;
   FramePlan plan;
   const std::vector<std::vector<uint64_t>> rows = {{0, 9}, {499}, {3, 4}};
-  CHECK(write_frame(store, undo, 1, rows, offset, plan));
+  CHECK(write_frame(store, undo, 1, rows, offset, plan, is_fused));
   change_rows(store, rows, 5.0f);
   const std::vector<float> changed = copy_tables(store);
   auto refused = [&] {
     const auto d = undo.find(1, kLife);
     if (!d) return true;
     try {
-      undo.check(*d);
+      undo.check(*d, true);
     } catch (const Error& error) {
       return error.kind == ErrorKind::kCorrupted;
     }
@@ -322,6 +367,7 @@ void test_flips() {
   for (const FrameSegment& s : plan.segments) {
     use(s.row_offset, s.count * 8);
     use(s.crc_offset, s.count * 4);
+    if (is_fused) use(s.done_offset, 8);
     use(s.state_offset, s.count * s.state_dim * 4);
     use(s.weight_offset, s.count * s.dim * 4);
   }
@@ -350,6 +396,8 @@ int main() {
   test_ring_against_model();
   test_growth_keeps_old_frames();
   test_directory_limit();
-  test_flips();
+  test_half_done_frame();
+  test_flips(false);
+  test_flips(true);
   return check_result();
 }

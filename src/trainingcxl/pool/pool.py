@@ -66,11 +66,15 @@ class Pool:
             readers may share a pool that no trainer has open.
         device: DAX device ("/dev/dax0.0") that holds tables and log; `path` is then its side
             folder.
-        threads: Native threads for lookup and update, the log's writer aside. Default: the CPUs we
-            may use.
+        threads: Native threads for lookup and update, the background log's writer aside. Default:
+            the CPUs we may use.
         rows_per_batch_max: Refuse larger batches. Default: the log grows with the largest batch.
         log_bytes: Fixed size of the undo log. Default: chosen from the batches.
         lookahead: Announced batches that are prepared ahead.
+        undo_log: Who writes the undo log: "background" (a thread of its own ahead of the step, the
+            paper's batch-aware checkpoint), "fused" (the update itself), "auto" (the background as
+            long as its work fits into the time that the step spends outside the pool). The results
+            are the same, bit for bit.
         trust_after_reboot: Open a "process" pool that was open when the machine restarted. Right
             after an orderly shutdown; wrong after a power loss.
         progress: Called with (what, done bytes, total bytes) while tables are created.
@@ -98,6 +102,7 @@ class Pool:
         rows_per_batch_max: int | None = None,
         log_bytes: int | None = None,
         lookahead: int = 1,
+        undo_log: str = "auto",
         trust_after_reboot: bool = False,
         progress: Progress | None = None,
         _medium: str = "",
@@ -110,6 +115,8 @@ class Pool:
             raise ValueError(f"'{path}' is a device: pass a folder as path and device='{path}'")
         if not 1 <= lookahead <= 8:
             raise ValueError(f"lookahead is {lookahead}, expected 1 to 8")
+        if undo_log not in ("auto", "background", "fused"):
+            raise ValueError(f"undo_log is '{undo_log}', expected 'auto', 'background' or 'fused'")
         if threads is not None and threads < 1:
             raise ValueError(f"threads is {threads}, expected 1 or more")
         self.threads = threads or len(os.sched_getaffinity(0))
@@ -150,7 +157,7 @@ class Pool:
             lookahead=lookahead,
             log_bytes=log_bytes or 0,
             rows_per_batch_max=rows_per_batch_max or 0,
-            without_log=not _log,
+            undo_log=undo_log if _log else "none",
         )
         self.transaction = Transaction()
         self._owner_pid = os.getpid()
