@@ -22,6 +22,8 @@ __all__ = ["main"]
 _SUBCOMMANDS = {
     "train": "Train a DLRM in a pool, every batch durable; the same command again resumes.",
     "demo": "Train on built-in data, kill the training half-way, resume, and compare.",
+    "evaluate": "Judge the model in a pool on held-out data, or on any other.",
+    "predict": "Score data with the model in a pool; writes Parquet.",
     "inspect": "Show what a pool holds and where its training stands.",
     "verify": "Check all checksums and invariants of a pool.",
     "doctor": "Say what a pool at a path would get: medium, speed, durability, limits.",

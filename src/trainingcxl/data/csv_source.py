@@ -152,6 +152,10 @@ class CsvReader:
 
     kind = "csv"
 
+    def names(self, path: Path, schema: Schema) -> list[str]:
+        """Name the columns; see `TableReader`."""
+        return column_names(path, schema.csv)
+
     def check(self, path: Path, schema: Schema) -> tuple[list[bool], bool]:
         """Check the columns; see `TableReader`."""
         check_columns(path, column_names(path, schema.csv), schema)

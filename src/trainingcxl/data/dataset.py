@@ -217,9 +217,13 @@ class Subset(Dataset):
 
     def read(self, samples: NDArray[np.int64]) -> Rows:
         """Read the samples at the given positions of the subset."""
+        return self.base.read(self.numbers(samples))
+
+    def numbers(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers that the samples at these positions have in the base."""
         self._check_samples(samples)
         position = samples + self.start
-        return self.base.read(position if self._order is None else self._order(position))
+        return position if self._order is None else self._order(position)
 
 
 def split_dataset(

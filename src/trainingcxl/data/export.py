@@ -1,4 +1,4 @@
-"""The built-in data set as files: Criteo text and NumPy arrays, to try the readers with."""
+"""Data as files: the built-in set as Criteo text and NumPy arrays, scores as Parquet."""
 
 import contextlib
 import gzip
@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from trainingcxl.data.dataset import SyntheticDataset
 from trainingcxl.data.options import Progress
+from trainingcxl.data.parquet_source import import_polars
 from trainingcxl.data.synthetic import DENSE_MISSING
 from trainingcxl.errors import ConfigError
 
-__all__ = ["write_criteo", "write_npy"]
+__all__ = ["write_criteo", "write_npy", "write_scores"]
 
 _CHUNK = 8192
 
@@ -124,3 +125,32 @@ def write_npy(data: SyntheticDataset, folder: Path, progress: Progress) -> None:
             np.savez(stream, **{str(j): values for j, values in enumerate(members)})
     if not is_single:
         (folder / "all-lookups.npy").unlink()
+
+
+def write_scores(
+    path: Path,
+    *,
+    rows: NDArray[np.int64],
+    logits: NDArray[np.float32],
+    labels: NDArray[np.float32] | None,
+) -> None:
+    """Write the Parquet columns row, score (the sigmoid, float64) and label (uint8).
+
+    Args:
+        path: The file.
+        rows: Number of each sample in its source, shape (N,).
+        logits: Predictions before the sigmoid, shape (N,). As float64 their sigmoids keep the
+            order, so that the file gives the same AUC.
+        labels: 0 or 1, shape (N,); None leaves the column out.
+
+    Raises:
+        DataError: Polars is not installed.
+        OSError: The file can't be written; nothing is left behind.
+    """
+    polars = import_polars()
+    scores = np.exp(-np.logaddexp(0.0, -logits.astype(np.float64)))
+    columns = {"row": rows, "score": scores}
+    if labels is not None:
+        columns["label"] = labels.astype(np.uint8)
+    with _whole_or_nothing(path) as unfinished:
+        polars.DataFrame(columns).write_parquet(unfinished)

@@ -35,7 +35,7 @@ def import_polars() -> ModuleType:
         import polars
     except ImportError as error:
         raise DataError(
-            "parquet files are read with polars, which is not installed\n"
+            "Parquet is read and written with polars, which is not installed\n"
             "  do:    pip install 'trainingcxl[data]'"
         ) from error
     return polars
@@ -149,6 +149,10 @@ class ParquetReader:
     """Reads Parquet; see `TableReader`."""
 
     kind = "parquet"
+
+    def names(self, path: Path, schema: Schema) -> list[str]:
+        """Name the columns; see `TableReader`."""
+        return list(read_types(path))
 
     def check(self, path: Path, schema: Schema) -> tuple[list[bool], bool]:
         """Check the columns; see `TableReader`."""

@@ -1,7 +1,7 @@
 """What `csv:` and `parquet:` share: columns of any table into dense values, ids and labels."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -85,6 +85,9 @@ class TableReader(Protocol):
     """Reads one kind of file."""
 
     kind: str
+
+    def names(self, path: Path, schema: Schema) -> list[str]:
+        """Return the names of the columns of a file."""
 
     def check(self, path: Path, schema: Schema) -> tuple[list[bool], bool]:
         """Check the columns.
@@ -240,10 +243,14 @@ def open_table(
             f'{paths[0]}: the schema has no [label]\n  do:    add it, with column = "NAME"'
         )
     limits = _limits(schema, options)
+    sizes = {name: [limit.rows, limit.is_exact] for name, limit in limits.items()}
+    # Data to be scored may lack the label of the data that was trained on; all else is read alike.
+    identity = {"source": reader.kind, "schema": schema.as_dict(), "hash_size": sizes}
+    label = schema.label
+    if label and not options.require_labels and label.column not in reader.names(paths[0], schema):
+        schema = replace(schema, label=None)
     for path in paths:
         reader.check(path, schema)
-    sizes = {name: [limit.rows, limit.is_exact] for name, limit in limits.items()}
-    identity = {"source": reader.kind, "schema": schema.as_dict(), "hash_size": sizes}
     conversion = _Conversion(reader, schema, limits, options)
     folder = convert_once(
         cache_dir,
