@@ -13,6 +13,7 @@
 
 #include "bind_crash_point.h"
 #include "bind_engine.h"
+#include "bind_recording.h"
 #include "bind_synthetic.h"
 #include "crc32c.h"
 #include "errors.h"
@@ -275,6 +276,7 @@ NB_MODULE(_core, m) {
   bind_pool(m);
   bind_synthetic(m);
   bind_crash_point(m);
+  bind_recording(m);
   m.def("discard_pool", &discard_pool, "path"_a);
   m.def(
       "crc32c", [](nb::bytes data, uint32_t crc) { return crc32c(crc, data.c_str(), data.size()); },

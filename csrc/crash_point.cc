@@ -7,11 +7,12 @@
 #include <mutex>
 
 #include "crash_control.h"
+#include "recording.h"
 
 namespace tcxl {
 
 namespace internal {
-bool crash_points_armed = false;
+unsigned crash_points_armed = 0;
 }  // namespace internal
 
 namespace {
@@ -31,7 +32,10 @@ Trap& trap() {
 
 }  // namespace
 
+void internal::note_streamed(const void* p, unsigned long bytes) { recording::flush(p, bytes); }
+
 void internal::pass_crash_point(const char* name) {
+  recording::point(name);
   Trap& t = trap();
   const std::lock_guard lock(t.mutex);
   ++t.passed[name];
@@ -50,7 +54,11 @@ void arm_crash_points(int64_t countdown, const std::string& name, int report_fd)
   t.name = name;
   t.report_fd = report_fd;
   t.passed.clear();
-  __atomic_store_n(&internal::crash_points_armed, countdown >= 0, __ATOMIC_RELAXED);
+  if (countdown >= 0) {
+    __atomic_fetch_or(&internal::crash_points_armed, internal::kTrapped, __ATOMIC_RELAXED);
+  } else {
+    __atomic_fetch_and(&internal::crash_points_armed, ~internal::kTrapped, __ATOMIC_RELAXED);
+  }
 }
 
 std::map<std::string, uint64_t> crash_points_passed() {

@@ -6,6 +6,7 @@
 #include "crash_point.h"
 #include "crc32c.h"
 #include "errors.h"
+#include "fault.h"
 
 namespace tcxl {
 
@@ -80,7 +81,8 @@ void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume,
          kResumeBytesMax, " fit");
   uint64_t bytes = 0;
   for (const Part& part : parts) bytes += part.bytes;
-  const uint32_t area = newest_ ? 1 - newest_->area : 0;
+  uint32_t area = newest_ ? 1 - newest_->area : 0;
+  if (has_fault(Fault::kDenseOverNewest)) area = 0;
   GeometryHeader g = store_.geometry();
   if (g.dense_bytes[area] < kDenseBlob + bytes) {
     // A quarter more, so that state that appears later (optimizers create theirs in the first step)
@@ -126,13 +128,13 @@ bool DenseLog::write_slice() {
     std::memset(base, 0, sizeof(DenseHeader));
     p.persist(base, sizeof(DenseHeader));
     std::memcpy(base + kDenseResume, staged_resume_.data(), staged_resume_.size());
-    p.flush(base + kDenseResume, staged_resume_.size());
+    if (!has_fault(Fault::kNoDenseFlush)) p.flush(base + kDenseResume, staged_resume_.size());
   }
   const uint64_t bytes = std::min(kSliceBytes, staged_.header.blob_bytes - written_);
   if (bytes > 0) {
     crc_ = crc32c(crc_, staging_.get() + written_, bytes);
     std::memcpy(base + kDenseBlob + written_, staging_.get() + written_, bytes);
-    p.flush(base + kDenseBlob + written_, bytes);
+    if (!has_fault(Fault::kNoDenseFlush)) p.flush(base + kDenseBlob + written_, bytes);
     written_ += bytes;
     crash_point("dense: slice");
   }
@@ -147,7 +149,7 @@ void DenseLog::finish() {
   staged_.header.crc = store_.checksum(staged_.header);
   p.fence();  // body before header: the header says that the body is complete
   std::memcpy(base, &staged_.header, sizeof(DenseHeader));
-  p.persist(base, sizeof(DenseHeader));
+  if (!has_fault(Fault::kNoDenseHeaderPersist)) p.persist(base, sizeof(DenseHeader));
   newest_ = staged_;
   is_writing_ = false;
 }

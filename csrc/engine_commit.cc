@@ -6,6 +6,7 @@
 #include "crash_point.h"
 #include "engine.h"
 #include "errors.h"
+#include "fault.h"
 #include "stopwatch.h"
 
 namespace tcxl {
@@ -77,12 +78,12 @@ void Engine::update(Step& step, const std::vector<RowSettings>& settings, float 
           job.own_log = table.columns;
         }
         const StepTable* follower = next != nullptr ? next->find(table.table) : nullptr;
-        if (follower != nullptr) {
+        if (follower != nullptr && !has_fault(Fault::kStaleOverlap)) {
           job.next_log = follower->columns;
           job.next_record = table.next_record.data();
         }
         update_rows(job, chunk.row_begin, chunk.row_end);
-        store_.persistence().fence();
+        if (!has_fault(Fault::kNoRowFence)) store_.persistence().fence();
       },
       step.num_lookups() >= kWorthSharing);
 }
@@ -146,8 +147,10 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   lock.unlock();
   Stopwatch watch;
   crash_point("commit: flag set");
+  if (has_fault(Fault::kSlotBeforeRows)) store_.write_slot(next_slot(committed_ + 1), resume);
   update(*step, settings, grad_scale, hand_over);
   crash_point("commit: rows stored");
+  if (has_fault(Fault::kStrayStore)) ++*store_.data().at<uint32_t>(store_.data().bytes() - 8);
   const uint64_t update_ns = watch.ns();
   lock.lock();
 

@@ -4,6 +4,7 @@
 
 #include "engine.h"
 #include "errors.h"
+#include "fault.h"
 #include "stopwatch.h"
 
 namespace tcxl {
@@ -65,7 +66,7 @@ void Engine::copy_rows(Step& step, bool all) {
                      all ? nullptr : table.own_records.data(),
                      all ? rows.size() : table.own_records.size(), table.columns,
                      store_.persistence().flush_function());
-    store_.persistence().fence();
+    if (!has_fault(Fault::kNoRecordFence)) store_.persistence().fence();
   }
 }
 
@@ -179,6 +180,7 @@ void Engine::capture(const std::string& resume, const std::vector<DenseLog::Part
   watch = Stopwatch();
   dense_.capture(committed_, life_, resume, parts);
   last_captured_ = committed_;
+  if (has_fault(Fault::kReclaimEarly)) undo_.reclaim(committed_);
   for (const DenseLog::Part& part : parts) stats_.dense_bytes += part.bytes;
   stats_.dense_copy_ns += watch.ns();
   if (!store_.slot()) {  // batch 0: the commit that ends the creation of the pool
@@ -299,7 +301,9 @@ bool Engine::background_log(Lock& lock) {
       before->is_next_mapped = true;
     }
     // Decided under the lock; the copy below must not see a commit clear it.
-    const bool all = !step->overlap_pending;
+    const bool all = !step->overlap_pending || has_fault(Fault::kStaleOverlap);
+    if (has_fault(Fault::kFlagBeforeRecords))
+      undo_.set_flag(step->batch, life_, step->frame_offset, step->plan, false);
     lock.unlock();
     copy_rows(*step, all);
     const uint64_t ns = watch.ns();

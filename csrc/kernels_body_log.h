@@ -1,7 +1,9 @@
 // Copies of rows into undo records. Part of kernels_body.h.
 #pragma once
 
+#include "crash_point.h"
 #include "crc32c.h"
+#include "fault.h"
 #include "kernels.h"
 #include "kernels_vec.h"
 
@@ -92,13 +94,21 @@ TCXL_INLINE void copy_floats(float* to, const float* from, int64_t floats, bool 
 // What is not written non-temporally goes to the medium by the flush function.
 TCXL_NOINLINE void flush_record(const RecordColumns& log, uint64_t record, int64_t state_floats,
                                 int64_t dim, FlushFunction flush) {
+  if (has_fault(Fault::kNoRecordFlush)) return;
   flush(log.row + record, sizeof(uint64_t));
   flush(log.crc + record, sizeof(uint32_t));
   const float* state = log.state + record * static_cast<uint64_t>(state_floats);
   const float* weight = log.weight + record * static_cast<uint64_t>(dim);
-  if (state_floats > 0 && !can_stream(state, state_floats))
-    flush(state, static_cast<size_t>(state_floats) * 4);
-  if (!can_stream(weight, dim)) flush(weight, static_cast<size_t>(dim) * 4);
+  const auto hand_over = [flush](const float* to, int64_t floats) {
+    const size_t bytes = static_cast<size_t>(floats) * 4;
+    if (can_stream(to, floats)) {
+      streamed(to, bytes);
+    } else {
+      flush(to, bytes);
+    }
+  };
+  if (state_floats > 0) hand_over(state, state_floats);
+  hand_over(weight, dim);
 }
 
 // Writes `count` <= kGroupRows records: row rows[i] of the table to record records[i].

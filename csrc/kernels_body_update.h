@@ -2,6 +2,7 @@
 #pragma once
 
 #include "crash_point.h"
+#include "fault.h"
 #include "kernels_body_grad.h"
 #include "kernels_body_log.h"
 #include "kernels_internal.h"
@@ -139,6 +140,7 @@ TCXL_INLINE void hand_off_block(const UpdateJob& job, const uint64_t* rows,
 }
 
 TCXL_NOINLINE void flush_block(const UpdateJob& job, const Block& block) {
+  if (has_fault(Fault::kNoRowFlush)) return;
   const auto dim = static_cast<uint64_t>(job.table.dim);
   const auto state_floats = static_cast<uint64_t>(state_dim(job.table.optimizer, job.table.dim));
   for (uint64_t i = 0; i < block.count; ++i) {
@@ -170,10 +172,16 @@ TCXL_INLINE void update_blocks(const UpdateJob& job, const RowLookups& lookups, 
 // Copies the rows of one block of the fused log; their records are persistent on return.
 TCXL_NOINLINE void log_block(const UpdateJob& job, const RowLookups& lookups, uint64_t block,
                              uint64_t row_begin, uint64_t row_end) {
-  copy_rows(job.table, lookups.rows, row_begin, row_end, lookups.num_rows, job.own_log, job.flush);
-  job.fence();
   uint64_t* done = job.own_log.done + block;
+  if (has_fault(Fault::kFusedTagBeforeRecords)) {
+    *done = block_tag(job.own_log, block);
+    if (job.flush != nullptr) job.flush(done, sizeof *done);
+    job.fence();
+  }
+  copy_rows(job.table, lookups.rows, row_begin, row_end, lookups.num_rows, job.own_log, job.flush);
+  if (!has_fault(Fault::kNoRecordFence)) job.fence();
   __atomic_store_n(done, block_tag(job.own_log, block), __ATOMIC_RELEASE);
+  if (has_fault(Fault::kFusedRowsBeforeTag)) return;
   if (job.flush != nullptr) job.flush(done, sizeof *done);
   job.fence();
 }

@@ -19,6 +19,7 @@
 #include "crash_point.h"
 #include "errors.h"
 #include "layout.h"
+#include "recording.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -114,6 +115,14 @@ void sync_folder(const std::string& folder) {
   Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!fd.is_open() || ::fsync(fd.get()) != 0)
     fail_os(errno, text("cannot sync folder '", folder, "'"));
+  recording::folder(folder);
+}
+
+int sync_file(int fd) {
+  recording::sync_begin(fd);
+  const int result = ::fsync(fd);
+  if (result == 0) recording::sync_end(fd);
+  return result;
 }
 
 namespace {
@@ -192,7 +201,10 @@ Medium probe_medium(int fd, bool force_fsdax) {
 Span::~Span() { unmap(); }
 
 void Span::unmap() {
-  if (base_ != nullptr) ::munmap(base_, reserved_);
+  if (base_ != nullptr) {
+    recording::unmap(base_);
+    ::munmap(base_, reserved_);
+  }
   base_ = nullptr;
   bytes_ = reserved_ = 0;
 }
@@ -244,6 +256,7 @@ void Span::map_tail(uint64_t from, uint64_t to) {
   // A forked child (data-loader worker) must neither write to the pool nor keep it alive.
   ::madvise(base_ + from, to - from, MADV_DONTFORK);
   bytes_ = to;
+  if (!is_private_) recording::map(path_, fd_, base_, bytes_);
 }
 
 void Span::grow(uint64_t bytes, bool sparse) {
@@ -342,6 +355,7 @@ Persistence::Persistence(DurabilityLevel level, MediumKind kind) {
 #else
   fail(ErrorKind::kDurability, "durability 'power' is available on x86-64 only");
 #endif
+  if (recording::is_on()) flush_ = recording::flush, instruction_ = "recorded";
 }
 
 void Persistence::fence() {

@@ -116,6 +116,8 @@ bool is_zero(const std::byte* p, uint64_t bytes);
 uint64_t file_bytes(int fd);
 // fsync of a folder: makes created and renamed entries durable.
 void sync_folder(const std::string& folder);
+// fsync; its result.
+int sync_file(int fd);
 [[noreturn]] void fail_os(int os_error, const std::string& what);
 // A file could not be given `missing` more bytes, `all` in total. kFull with path, needed and free
 // bytes where that is the reason.

@@ -4,6 +4,7 @@
 
 #include "crc32c.h"
 #include "errors.h"
+#include "fault.h"
 
 namespace tcxl {
 
@@ -80,18 +81,23 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
 
   const auto frames = frames_above(store, undo, slot, report.resumed_batch);
   for (const Descriptor& d : frames) undo.check(d, d.batch <= slot.batch);
-  if (!store.is_read_only() && !store.was_clean()) persist_evidence(store, *generation, frames);
-  if (!store.is_read_only() && report.resumed_batch < slot.batch && slot.rolling_back == 0) {
+  if (!store.is_read_only() && !store.was_clean() && !has_fault(Fault::kRecoveryWithoutEvidence))
+    persist_evidence(store, *generation, frames);
+  if (!store.is_read_only() && report.resumed_batch < slot.batch && slot.rolling_back == 0 &&
+      !has_fault(Fault::kRecoveryWithoutRollingBack)) {
     Slot begun = slot;
     begun.rolling_back = 1;
     store.write_slot(begun, store.read_resume(slot));
   }
-  for (const Descriptor& d : frames) {
-    const UndoLog::RolledBack rows = undo.roll_back(d);
-    report.rows_changed += rows.changed;
-    report.rows_rolled_back += rows.records;
-    ++report.frames_undone;
-  }
+  const auto roll_back = [&] {
+    for (const Descriptor& d : frames) {
+      const UndoLog::RolledBack rows = undo.roll_back(d);
+      report.rows_changed += rows.changed;
+      report.rows_rolled_back += rows.records;
+      ++report.frames_undone;
+    }
+  };
+  if (!has_fault(Fault::kRecoverySlotFirst)) roll_back();
   dense.set_newest(*generation);
   if (store.is_read_only()) return report;
 
@@ -103,6 +109,7 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   // A recovery that was killed before its slot may have left a generation of the life it meant to
   // begin: with that life again it would count as soon as its batch has come.
   next.life = std::max(slot.life, dense.newest_life()) + 1;
+  if (has_fault(Fault::kRecoverySameLife)) next.life = slot.life;
   if (needs_dense) dense.rewrite(*generation, next.batch, next.life, report.resume);
   const Generation& named = *dense.newest();
   next.dense_batch = named.header.batch;
@@ -110,6 +117,7 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   next.dense_area = named.area;
   next.dense_crc = named.header.crc;
   store.write_slot(next, report.resume);
+  if (has_fault(Fault::kRecoverySlotFirst)) roll_back();
   return report;
 }
 

@@ -13,6 +13,7 @@
 #include "crash_point.h"
 #include "crc32c.h"
 #include "errors.h"
+#include "fault.h"
 #include "geometry.h"
 #include "lock.h"
 
@@ -251,19 +252,25 @@ void Store::create(bool is_leftover) {
   s.crc = crc32c(0, &s, sizeof s - sizeof(uint32_t));
   crc_seed_ = crc32c(0, s.uuid, sizeof s.uuid);
   superblock_ = s;
+  const auto write_superblocks = [&] {
+    for (const uint64_t offset : {kSuperblockB, kSuperblockA}) {
+      *log_.at<Superblock>(offset) = s;
+      persistence_.persist(log_.at<Superblock>(offset), sizeof s);
+    }
+  };
+  if (has_fault(Fault::kNoSuperblockOrder)) write_superblocks();
   geometry_ = {};
   geometry_.log_bytes = kHeadBytes;
   write_geometry(geometry_);
   mark_open();
   if (durability_ == DurabilityLevel::kPower && options_.device.empty()) {
-    if (::fsync(log_fd_.get()) != 0 || ::fsync(data_fd_.get()) != 0)
+    if (sync_file(log_fd_.get()) != 0 || sync_file(data_fd_.get()) != 0)
       fail_os(errno, "cannot sync the pool's files");
-    sync_folder(options_.path);
+    if (!has_fault(Fault::kNoFolderSync)) sync_folder(options_.path);
+    if (!has_fault(Fault::kNoParentSync))
+      sync_folder(options_.path + "/..");  // the pool itself is an entry there
   }
-  for (const uint64_t offset : {kSuperblockB, kSuperblockA}) {
-    *log_.at<Superblock>(offset) = s;
-    persistence_.persist(log_.at<Superblock>(offset), sizeof s);
-  }
+  write_superblocks();
   was_created_ = true;
 }
 

@@ -7,12 +7,27 @@
 #include "crash_point.h"
 #include "crc32c.h"
 #include "errors.h"
+#include "fault.h"
 #include "geometry.h"
 #include "store.h"
 
 namespace tcxl {
 
 using namespace layout;
+
+namespace {
+
+bool is_odd(const Slot& slot) {
+  return ((has_fault(Fault::kSlotByParity) ? slot.batch : slot.seq) & 1) != 0;
+}
+
+uint64_t slot_place(const Slot& slot) { return is_odd(slot) ? kSlotB : kSlotA; }
+
+uint64_t resume_place(const Slot& slot) {
+  return is_odd(slot) && !has_fault(Fault::kOneResumeArea) ? kResumeB : kResumeA;
+}
+
+}  // namespace
 
 // --- geometry
 
@@ -104,6 +119,13 @@ uint64_t Store::allocate_log(uint64_t bytes) {
   if (device_bytes_ > 0 && end > device_bytes_ / 4 / kRegionAlign * kRegionAlign)
     fail(ErrorKind::kFull, "the log window of '", options_.device, "' is full");
   log_.grow(end, options_.sparse);
+  // The file's new size must not be lost when a geometry that counts on it is durable.
+  if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
+      !has_fault(Fault::kNoSizeSync) && sync_file(log_fd_.get()) != 0) {
+    const int error = errno;
+    poison("fsync of the log failed");
+    fail_os(error, text("cannot sync '", log_.path(), "'"));
+  }
   crash_point("log: space allocated");
   geometry_.log_bytes = end;
   return offset;
@@ -148,7 +170,7 @@ size_t Store::add_table(const TableRecord& record) {
 
 void Store::commit_tables() {
   if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
-      ::fsync(data_fd_.get()) != 0) {
+      sync_file(data_fd_.get()) != 0) {
     poison("fsync of the tables failed");
     fail_os(errno, "cannot sync the pool's tables");
   }
@@ -169,8 +191,9 @@ void Store::write_geometry(GeometryHeader next) {
   // One checksum covers header and records: a torn write leaves this copy invalid and the other one
   // newest.
   *log_.at<GeometryHeader>(offset) = next;
-  persistence_.persist(log_.base() + offset,
-                       sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
+  if (!has_fault(Fault::kNoGeometryPersist))
+    persistence_.persist(log_.base() + offset,
+                         sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
   geometry_ = next;
 }
 
@@ -182,8 +205,8 @@ void Store::read_slots() {
   for (const uint64_t offset : {kSlotA, kSlotB}) {
     const Slot s = *log_.at<Slot>(offset);
     if (s.magic != kSlotMagic || s.crc != checksum(s) || s.resume_bytes > kResumeBytesMax) continue;
-    if (((s.seq & 1) != 0) != (offset == kSlotB)) continue;
-    const std::string resume(log_.at<char>((s.seq & 1) != 0 ? kResumeB : kResumeA), s.resume_bytes);
+    if (slot_place(s) != offset) continue;
+    const std::string resume(log_.at<char>(resume_place(s)), s.resume_bytes);
     if (crc_of(resume.data(), resume.size()) != s.resume_crc) continue;
     if (slot_ && s.seq <= slot_->seq) continue;
     slot_ = s;
@@ -219,22 +242,21 @@ void Store::write_slot(Slot next, const std::string& resume) {
   next.magic = kSlotMagic;
   next.seq = slot_ ? slot_->seq + 1 : 1;
   next.geometry_seq = geometry_.seq;
-  const bool odd = (next.seq & 1) != 0;
-  std::byte* record = log_.base() + (odd ? kResumeB : kResumeA);
+  std::byte* record = log_.base() + resume_place(next);
   std::memcpy(record, resume.data(), resume.size());
   next.resume_bytes = static_cast<uint32_t>(resume.size());
   next.resume_crc = crc_of(resume.data(), resume.size());
-  persistence_.persist(record, resume.size());
+  if (!has_fault(Fault::kNoResumePersist)) persistence_.persist(record, resume.size());
   next.crc = checksum(next);
-  *log_.at<Slot>(odd ? kSlotB : kSlotA) = next;
-  persistence_.persist(log_.at<Slot>(odd ? kSlotB : kSlotA), sizeof next);
+  auto* place = log_.at<Slot>(slot_place(next));
+  *place = next;
+  if (!has_fault(Fault::kNoSlotPersist)) persistence_.persist(place, sizeof next);
   slot_ = next;
 }
 
 std::string Store::read_resume(const Slot& slot) const {
   if (options_.read_only) return found_resume_;
-  const auto* record = log_.at<char>((slot.seq & 1) != 0 ? kResumeB : kResumeA);
-  return std::string(record, slot.resume_bytes);
+  return std::string(log_.at<char>(resume_place(slot)), slot.resume_bytes);
 }
 
 }  // namespace tcxl

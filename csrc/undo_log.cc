@@ -6,6 +6,7 @@
 #include "crash_point.h"
 #include "crc32c.h"
 #include "errors.h"
+#include "fault.h"
 
 namespace tcxl {
 
@@ -73,8 +74,9 @@ Descriptor* UndoLog::descriptor(uint64_t batch) const {
 
 void UndoLog::clear_flag(uint64_t batch) {
   Descriptor* d = descriptor(batch);
-  if (d->magic == 0) return;
+  if (d->magic == 0 || has_fault(Fault::kStaleFlagKept)) return;
   std::memset(static_cast<void*>(d), 0, sizeof *d);
+  if (has_fault(Fault::kNoFlagClearPersist)) return;
   store_.persistence().persist(d, sizeof *d);
 }
 
@@ -131,7 +133,8 @@ uint64_t UndoLog::used_bytes() const {
 RecordColumns UndoLog::columns(uint64_t offset, const FrameSegment& segment, uint64_t batch,
                                uint64_t life) const {
   std::byte* frame = store_.log().base() + offset;
-  const uint64_t identity[3] = {batch, life, segment.table};
+  uint64_t identity[3] = {batch, life, segment.table};
+  if (has_fault(Fault::kNoBatchAndLifeInCrc)) identity[0] = identity[1] = 0;
   RecordColumns c;
   c.row = reinterpret_cast<uint64_t*>(frame + segment.row_offset);
   c.crc = reinterpret_cast<uint32_t*>(frame + segment.crc_offset);
@@ -164,7 +167,8 @@ void UndoLog::set_flag(uint64_t batch, uint64_t life, uint64_t offset, const Fra
       std::memset(frame + segment.done_offset, 0, bytes);
       store_.persistence().flush(frame + segment.done_offset, bytes);
     }
-    store_.persistence().persist(frame, sizeof header + segment_bytes);
+    if (!has_fault(Fault::kNoFrameHeaderPersist))
+      store_.persistence().persist(frame, sizeof header + segment_bytes);
   }
   Descriptor d{};
   d.magic = kDescriptorMagic;
@@ -176,14 +180,14 @@ void UndoLog::set_flag(uint64_t batch, uint64_t life, uint64_t offset, const Fra
   d.frame_crc = header.crc;
   d.crc = store_.checksum(d);
   *descriptor(batch) = d;
-  store_.persistence().persist(descriptor(batch), sizeof d);
+  if (!has_fault(Fault::kNoFlagPersist)) store_.persistence().persist(descriptor(batch), sizeof d);
 }
 
 std::optional<Descriptor> UndoLog::find(uint64_t batch, uint64_t life) const {
   const Descriptor d = *descriptor(batch);
-  if (d.magic != kDescriptorMagic || d.crc != store_.checksum(d) || d.batch != batch ||
-      d.life != life)
-    return std::nullopt;
+  const bool is_named =
+      (d.batch == batch && d.life == life) || has_fault(Fault::kNoBatchAndLifeInCrc);
+  if (d.magic != kDescriptorMagic || d.crc != store_.checksum(d) || !is_named) return std::nullopt;
   return d;
 }
 
@@ -298,6 +302,7 @@ UndoLog::RolledBack UndoLog::roll_back(const Descriptor& d) {
                      }
                      // Equal bytes too: an earlier recovery may have stored them and been killed
                      // before its fence.
+                     if (has_fault(Fault::kRecoveryWithoutRowFlush)) continue;
                      persistence.flush(weight, weight_bytes);
                      persistence.flush(state, state_bytes);
                    }

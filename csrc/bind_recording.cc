@@ -1,0 +1,47 @@
+// The Python face of the power-failure record (csrc/recording.h).
+#include "bind_recording.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "fault.h"
+#include "recording.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+template <typename T>
+nb::bytes bytes_of(const std::vector<T>& items) {
+  return nb::bytes(reinterpret_cast<const char*>(items.data()), items.size() * sizeof(T));
+}
+
+nb::tuple stop() {
+  const tcxl::recording::Record record = tcxl::recording::stop();
+  return nb::make_tuple(bytes_of(record.events), bytes_of(record.places), bytes_of(record.values),
+                        record.names);
+}
+
+}  // namespace
+
+void bind_recording(nb::module_& module) {
+  module.def("record_start", &tcxl::recording::start, "paths"_a,
+             "Test hook: records the stores, flushes, fences and syncs of these files; pools must "
+             "be opened after it.");
+  module.def("record_stop", &stop,
+             "Test hook: ends the record. Events (csrc/recording.h), places and values of changed "
+             "words, names.");
+  module.def("record_mark", &tcxl::recording::mark, "text"_a,
+             "Test hook: puts a mark into the record.");
+#ifdef TCXL_FAULTS
+  module.def(
+      "plant_fault",
+      [](unsigned number) {
+        if (number >= static_cast<unsigned>(tcxl::Fault::kCount))
+          throw nb::index_error("there is no such fault");
+        tcxl::internal::planted_fault = static_cast<tcxl::Fault>(number);
+      },
+      "number"_a, "Build with faults: plants this one (csrc/fault.h), 0 none.");
+#endif
+}

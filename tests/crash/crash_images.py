@@ -1,0 +1,193 @@
+"""Power failures, tried: `python tests/crash/crash_images.py` (or `make crash-images`).
+
+Small trainings in the code for persistent memory are recorded; from each record the states that a
+power failure could leave are made and recovered (power_rig.py). Prints one JSON line for each mode,
+and one for the mutants where the build with faults is given (tools/fault_build.sh): each fault of
+csrc/fault.h must be found, and the same build without one must pass before and after it. Exits 1 if
+anything is bad.
+"""
+
+import argparse
+import importlib.machinery
+import importlib.util
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+_FAULT_LIST = Path(__file__).parents[2] / "csrc" / "fault.h"
+_SECONDS_MAX = 900  # of one child
+# The plan that shows a fault is among these, in this order.
+_MUTANT_PLANS = ("background", "fused", "relive", "relive fused", "alternating", "workers",
+                 "workers fused")  # fmt: skip
+
+
+def use_core(path: Path) -> None:
+    """Makes the build at `path` the package's native core, before anything imports it."""
+    name = "trainingcxl._core"
+    loader = importlib.machinery.ExtensionFileLoader(name, str(path))
+    spec = importlib.util.spec_from_file_location(name, path, loader=loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    loader.exec_module(module)
+
+
+def faults() -> list[str]:
+    """Names of the faults, in the order of csrc/fault.h; the first is none."""
+    return re.findall(r"^  k(\w+),$", _FAULT_LIST.read_text(), re.MULTILINE)[:-1]
+
+
+def in_children(
+    jobs: list[Callable[[], dict[str, Any]]], width: int
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Runs each job in a forked child; yields its number and what it returned or died of."""
+    running: dict[int, tuple[int, int]] = {}
+    waiting = list(enumerate(jobs))
+    while waiting or running:
+        while waiting and len(running) < width:
+            number, job = waiting.pop(0)
+            reader, writer = os.pipe()
+            pid = os.fork()
+            if pid == 0:
+                _answer(job, writer)
+            os.close(writer)
+            running[pid] = number, reader
+        pid, status = os.wait()
+        number, reader = running.pop(pid)
+        with os.fdopen(reader) as pipe:
+            said = pipe.read()
+        yield number, json.loads(said) if said else {"died": f"status {status}", "problems": ["!"]}
+
+
+def _answer(job: Callable[[], dict[str, Any]], writer: int) -> None:
+    try:
+        signal.alarm(_SECONDS_MAX)
+        answer = job()
+    except BaseException:
+        answer = {"problems": [traceback.format_exc()]}
+    with os.fdopen(writer, "w") as pipe:
+        json.dump(answer, pipe)
+    os._exit(0)
+
+
+def run_plan(name: str, mode: str, images: int, seed: int, problems_max: int = 5) -> dict[str, Any]:
+    """One plan in one mode."""
+    from power_rig import Rig
+    from power_trace import TRACES
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tcxl-images-") as folder:
+        rig = Rig(
+            TRACES[name], Path(folder, "rig"), mode=mode, seed=seed, images=images,
+            problems_max=problems_max,
+        )  # fmt: skip
+        tally = rig.run()
+    return {
+        "images": len(tally.keys),
+        "in_flight": len(tally.in_flight),
+        "undone": tally.undone,
+        "in_recovery": tally.in_recovery,
+        "overlap": rig.trace.overlap,
+        "problems": tally.problems,
+    }
+
+
+def run_images(mode: str, images: int, seed: int, width: int) -> tuple[dict[str, Any], list[str]]:
+    """All plans in one mode: its JSON line, and the problems."""
+    from power_trace import TRACES
+
+    names = list(TRACES)
+    jobs = [
+        lambda name=name, i=i: run_plan(name, mode, images // len(names) + 1, seed + i)
+        for i, name in enumerate(names)
+    ]
+    results = [result for _, result in in_children(jobs, width)]
+    problems = [problem for result in results for problem in result["problems"]]
+    line = {"rig": "images", "mode": mode}
+    totals = {
+        key: sum(result.get(key, 0) for result in results)
+        for key in ("images", "in_flight", "undone", "in_recovery")
+    }
+    line |= {"images": totals["images"], "needing_recovery": totals["in_flight"]}
+    line |= {"undone": totals["undone"], "in_recovery": totals["in_recovery"]}
+    return line | {"bad": len(problems)}, problems
+
+
+def run_mutant(number: int, images: int, seed: int) -> dict[str, Any]:
+    """One fault, until it is found; 0 is none, which must pass everything."""
+    from trainingcxl import _core
+
+    _core.plant_fault(number)
+    tried = 0
+    for plan in _MUTANT_PLANS:
+        for mode in ("weak", "tso"):
+            try:
+                result = run_plan(plan, mode, images, seed, problems_max=20)
+            except Exception as error:  # a fault may show in the training itself
+                result = {"images": 0, "problems": [f"{type(error).__name__}: {error}"]}
+            tried += result["images"]
+            if result["problems"]:
+                return {"images": tried, "problems": result["problems"], "plan": plan}
+            if number == 0:
+                break
+    return {"images": tried, "problems": []}
+
+
+def run_mutants(images: int, seed: int, width: int) -> tuple[dict[str, Any], list[str]]:
+    """All faults, and none before, between and after them."""
+    names = faults()
+    order = [0, *(n for n in range(1, len(names)))]
+    for place in (len(order) // 2, len(order)):
+        order.insert(place, 0)
+    jobs = [lambda number=number, i=i: run_mutant(number, images, seed + i)
+            for i, number in enumerate(order)]  # fmt: skip
+    bad_images: dict[str, int] = {}
+    problems = []
+    for i, result in in_children(jobs, width):
+        if order[i] == 0:
+            problems += [f"without a fault: {problem}" for problem in result["problems"]]
+        else:
+            bad_images[names[order[i]]] = len(result["problems"])
+            shown = result["problems"][0].splitlines()[0] if result["problems"] else "NOT FOUND"
+            print(f"{names[order[i]]}: {result.get('plan')}: {shown}", file=sys.stderr, flush=True)
+    missed = [name for name, count in bad_images.items() if count == 0]
+    line = {"rig": "mutants", "mutants": len(names) - 1, "found": len(names) - 1 - len(missed),
+            "bad_images": dict(sorted(bad_images.items()))}  # fmt: skip
+    return line, problems + [f"fault not found: {name}" for name in missed]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--images", type=int, default=16_000, help="per mode, about")
+    parser.add_argument("--modes", default="tso,weak")
+    parser.add_argument("--faults", type=Path, help="native core built by tools/fault_build.sh")
+    parser.add_argument("--mutant-images", type=int, default=300, help="per fault and plan")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))))
+    options = parser.parse_args()
+    if options.faults is not None:
+        use_core(options.faults)
+    problems: list[str] = []
+    for mode in filter(None, options.modes.split(",")):
+        started = time.perf_counter()
+        line, found = run_images(mode, options.images, options.seed, options.jobs)
+        print(json.dumps(line | {"seconds": round(time.perf_counter() - started, 1)}), flush=True)
+        problems += found
+    if options.faults is not None:
+        line, found = run_mutants(options.mutant_images, options.seed, options.jobs)
+        print(json.dumps(line), flush=True)
+        problems += found
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""Recovers one image and says what is wrong with the result (invariants I1 to I5)."""
+
+import json
+import os
+import random
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from power_medium import Image, Medium
+from power_trace import Plan, State, Training, dense_blob, open_core
+
+__all__ = ["Expect", "Scratch", "check"]
+
+_PAGE_WORDS = 512
+_NAMES = ("log", "data")
+
+
+@dataclass
+class Expect:
+    """What may be found at one moment of a record."""
+
+    plan: Plan
+    histories: list[list[State]]
+    states: list[State] = field(default_factory=list)
+    acked: tuple[int, int] | None = None
+    """Batch and revision that were announced durable."""
+    started: tuple[int, int] | None = None
+    """Newest batch and revision that may have become durable."""
+    point: int | None = None
+    """Batch that a recovery has announced, or is about to."""
+    is_recovering: bool = False
+    is_exact_point: bool = True
+    is_point_fixed: bool = True
+    """Not while a recovery goes on that builds on what so far only a kill was survived by."""
+    aliases: dict[int, int] = field(default_factory=dict)
+    """The dense part of this batch is that of an older one: it was resumed as "latest"."""
+
+    def note(
+        self, mark: dict[str, Any], following: dict[str, Any] | None, *, is_all_durable: bool
+    ) -> None:
+        """Follows the record; `following` is the next mark, which says where a recovery ends."""
+        match mark["what"]:
+            case "history":
+                self.states = self.histories[mark["history"]]
+            case "started":
+                self.started, self.point = (mark["batch"], mark["revision"]), None
+                self.aliases.pop(mark["batch"], None)
+            case "acked":
+                self.acked = mark["batch"], mark["revision"]
+            case "recovering" if following is not None:
+                self.recovering(following, is_all_durable=is_all_durable)
+            case "recovered":
+                self.recovered()
+
+    def recovering(self, found: dict[str, Any], *, is_all_durable: bool) -> None:
+        self.point, self.is_recovering = found["resumed_batch"], True
+        self.is_point_fixed = is_all_durable
+        self.is_exact_point = found["is_exact"]
+        if found["dense_batch"] != self.point:
+            dense = found["dense_batch"]
+            self.aliases = {**self.aliases, self.point: self.aliases.get(dense, dense)}
+
+    def recovered(self) -> None:
+        assert self.point is not None
+        self.acked, self.started = (self.point, 0), (self.point, 99)
+        self.is_recovering, self.is_point_fixed = False, True
+
+    def committed(self) -> set[int]:
+        """Batches that the newest slot may name."""
+        if self.acked is None or self.started is None:
+            return {0} if self.started is not None else set()
+        batches = set(range(self.acked[0], self.started[0] + 1))
+        return batches | {self.point} if self.is_recovering and self.point is not None else batches
+
+    def copy(self) -> "Expect":
+        return replace(self)
+
+
+class Scratch:
+    """A pool's files that hold one image after the other.
+
+    Args:
+        folder: Where; on tmpfs.
+        medium: The durable state that images differ from.
+        pages: Pages of each file that a recovery may store into.
+    """
+
+    def __init__(self, folder: Path, medium: Medium, pages: list[set[int]]) -> None:
+        self.path = folder / "pool"
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.medium = medium
+        self._maps: list[np.ndarray | None] = [None, None]
+        self._touched = pages
+        self._puts = 0
+        self.stray: list[str] = []
+        medium.changed.clear()
+        for number in range(2):
+            self._rewrite(number)
+
+    def follow(self) -> None:
+        """The durable state has moved on."""
+        for number, file in enumerate(self.medium.files):
+            if file.durable.size != self._home(number).size:
+                self._rewrite(number)
+        for number, page in self.medium.changed:
+            if page * _PAGE_WORDS < self._home(number).size:
+                part = slice(page * _PAGE_WORDS, (page + 1) * _PAGE_WORDS)
+                self._home(number)[part] = self.medium.files[number].durable[part]
+                self._touched[number].add(page)
+        self.medium.changed.clear()
+
+    def put(self, image: Image) -> None:
+        for number, places, values in image.patch:
+            self._home(number)[places] = values
+            self._touched[number].update((places // _PAGE_WORDS).tolist())
+        for number, size in enumerate(image.sizes):
+            file = self.path / _NAMES[number]
+            if size < 0:
+                file.unlink()
+            elif size != 8 * self._home(number).size:
+                os.truncate(file, size)
+
+    def restore(self, *, was_trained: bool) -> None:
+        """Back to the durable state, whatever recovery did, or training after it."""
+        self._puts += 1
+        for number, file in enumerate(self.medium.files):
+            path = self.path / _NAMES[number]
+            home = self._home(number)
+            if not path.exists() or path.stat().st_size != 8 * home.size:
+                self._rewrite(number)
+                continue
+            pages = np.fromiter(self._touched[number], np.int64)
+            pages = pages[pages < home.size // _PAGE_WORDS]
+            now = home.reshape(-1, _PAGE_WORDS)
+            then = file.durable.reshape(-1, _PAGE_WORDS)
+            if was_trained:
+                np.copyto(now, then)
+                continue
+            now[pages] = then[pages]
+            if self._puts % 64 == 0 and not np.array_equal(home, file.durable):
+                page = int(np.flatnonzero(home != file.durable)[0]) // _PAGE_WORDS
+                self.stray.append(f"recovery stored into page {page} of '{_NAMES[number]}'")
+                self._rewrite(number)
+
+    def _home(self, number: int) -> np.ndarray:
+        home = self._maps[number]
+        assert home is not None
+        return home
+
+    def _rewrite(self, number: int) -> None:
+        path, durable = self.path / _NAMES[number], self.medium.files[number].durable
+        self._maps[number] = None
+        durable.tofile(path)
+        self._maps[number] = (
+            np.memmap(path, np.uint64, "r+") if durable.size else np.zeros(0, np.uint64)
+        )
+
+
+@dataclass
+class Found:
+    """What recovering an image came to."""
+
+    problems: list[str]
+    has_undone: bool = False
+    point: int | None = None
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+def check(path: Path, expect: Expect, choose: random.Random, *, goes_on: bool) -> Found:
+    """Recovers the image at `path`, twice, and goes on with it if asked."""
+    found = Found([])
+    exact = choose.random() < 0.6
+    try:
+        report = _recover(path, expect, found, exact=exact)
+        if report is None:
+            if goes_on:
+                _create_anew(path, expect, found)
+            return found
+        found.point, found.report = report["resumed_batch"], report
+        found.has_undone = bool(report["batches_undone"]) or found.point != report["committed_batch"]
+        if not found.problems:
+            _recover_again(path, expect, found, choose)
+        if goes_on and not found.problems:
+            _go_on(path, expect, found)
+    except Exception as error:  # whatever it is, the image was not recovered
+        found.problems.append(f"{type(error).__name__}: {error}")
+    return found
+
+
+def _recover(
+    path: Path, expect: Expect, found: Found, *, exact: bool
+) -> dict[str, Any] | None:
+    core = open_core(str(path))
+    try:
+        report: dict[str, Any] = core.recover(exact)
+        if not report["has_point"]:
+            if expect.acked is not None:
+                found.problems.append(f"nothing was found, batch {expect.acked[0]} was promised")
+            return None
+        _compare(core, report, expect, found)
+        return report
+    finally:
+        core.close(False)
+
+
+def _compare(core: Any, report: dict[str, Any], expect: Expect, found: Found) -> None:
+    say = found.problems.append
+    committed, point, dense = (report[f"{n}_batch"] for n in ("committed", "resumed", "dense"))
+    allowed = expect.committed()
+    if committed not in allowed:
+        say(f"committed batch {committed}, not one of {sorted(allowed)}")
+        return
+    if report["is_exact"]:
+        is_fixed = expect.point is not None and expect.is_exact_point and expect.is_point_fixed
+        if is_fixed and point != expect.point:
+            say(f"exact point {point}, an earlier recovery announced {expect.point}")
+        lag = 2 * expect.plan.dense_every - 1
+        if not committed - lag <= point <= committed:
+            say(f"exact point {point} for committed batch {committed}")
+    elif point != committed:
+        say(f"latest point {point}, committed batch {committed}")
+    _compare_record(report, expect, found)
+    for index, shape in enumerate(expect.plan.shapes):
+        weight, state = expect.states[point].rows[shape.name]
+        if core.weight(index).tobytes() != weight:
+            say(f"weights of '{shape.name}' are not those of batch {point}")
+        if state and core.state(index).tobytes() != state:
+            say(f"states of '{shape.name}' are not those of batch {point}")
+    blob = core.dense_blob()
+    batch = expect.aliases.get(dense, dense)
+    sources = {dense: batch} if batch != dense else {}
+    wanted = [dense_blob(expect.plan, expect.states[b].source, b) for b in {dense, *sources.values()}]
+    if blob is None or blob.tobytes() not in wanted:
+        say(f"the dense part is not that of batch {batch}")
+
+
+def _compare_record(report: dict[str, Any], expect: Expect, found: Found) -> None:
+    """The record is of the point's batch, and not older than the one that was promised."""
+    record, point = json.loads(report["resume"]), report["resumed_batch"]
+    source = expect.states[point].source
+    if (record["batch"], record["source"]) != (point, source):
+        found.problems.append(f"the record {record} is not that of batch {point}")
+    least = expect.acked[1] if expect.acked and expect.acked[0] == point else 0
+    if report["resumed_batch"] == report["committed_batch"] and not report["is_exact"]:
+        if not expect.is_recovering and record["revision"] < least:
+            found.problems.append(f"the record is older than revision {least}")
+
+
+def _recover_again(path: Path, expect: Expect, found: Found, choose: random.Random) -> None:
+    """I4: a second recovery finds the same point, whatever it is asked for, and changes nothing."""
+    core = open_core(str(path))
+    try:
+        report = core.recover(choose.random() < 0.5)
+        if report["resumed_batch"] != found.point or report["rows_changed"]:
+            found.problems.append(
+                f"a second recovery came to {report['resumed_batch']} and changed "
+                f"{report['rows_changed']} rows, the first had come to {found.point}"
+            )
+            return
+        assert found.point is not None
+        rows = expect.states[found.point].rows
+        for index, shape in enumerate(expect.plan.shapes):
+            if core.weight(index).tobytes() != rows[shape.name][0]:
+                found.problems.append("a second recovery changed weights")
+    finally:
+        core.close(False)
+
+
+def _go_on(path: Path, expect: Expect, found: Found) -> None:
+    """I5: training goes on to the same bits."""
+    assert found.point is not None
+    training = Training(expect.plan, str(path))
+    training.histories = [expect.states]
+    training.history = max(state.source for state in expect.states)
+    training.core = open_core(str(path))
+    training.core.recover(True)
+    training.go_on(found.point, new_data=False)
+    training.train(min(expect.plan.batches, found.point + 5))
+    _compare_end(training, found)
+
+
+def _create_anew(path: Path, expect: Expect, found: Found) -> None:
+    training = Training(expect.plan, str(path))
+    training.create()
+    training.train(2)
+    _compare_end(training, found)
+
+
+def _compare_end(training: Training, found: Found) -> None:
+    assert training.trainer is not None
+    for index, (name, (weight, _)) in enumerate(training.trainer.rows().items()):
+        if training.core.weight(index).tobytes() != weight:
+            found.problems.append(f"weights of '{name}' differ after going on")
+    training.close(clean=False)
+    core = open_core(training.path)
+    report = core.recover(False)
+    if report["resumed_batch"] != training.batch:
+        found.problems.append(f"batch {training.batch} was lost after going on")
+    core.close(False)

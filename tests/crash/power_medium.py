@@ -1,0 +1,316 @@
+"""What a medium may hold when the power fails at one moment of a record.
+
+Bytes reach the medium by granules, lines of 64 bytes on DAX: a granule's stores since it was last
+surely durable are kept as steps, one for each time that it was seen to change. Which of them had
+reached the medium is open:
+
+- "weak": each 8-byte word has any of its values, whatever its neighbours have;
+- "tso": stores to one granule arrive in their order, so it holds the first steps as a whole and of
+  the next one some words, whose order is not known.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+__all__ = ["FENCE", "FLUSH", "FOLDER", "MARK", "POINT", "STORE", "SYNC_END", "Image", "Medium"]
+
+STORE, FLUSH, FENCE, SIZE, SYNC_BEGIN, SYNC_END, FOLDER, POINT, MARK = range(9)
+Granule = tuple[int, int]  # file, number in the file
+Patch = list[tuple[int, np.ndarray, np.ndarray]]  # file, words, values
+
+
+@dataclass
+class FileState:
+    """A file as it surely is on the medium, and as the process sees it."""
+
+    durable: np.ndarray
+    memory: np.ndarray
+    size: int
+    """As the process sees it; -1: not there."""
+    durable_sizes: list[int] = field(default_factory=list)
+    """Sizes that it may have on the medium; the last is the present one."""
+    is_entry_durable: bool = True
+
+    def resize(self, size: int) -> None:
+        """What is cut off reads as zero, should the file grow again."""
+        words = max(0, size + 7) // 8
+        self.durable = _resized(self.durable, words)
+        self.memory = _resized(self.memory, words)
+        self.size = size
+        self.durable_sizes.append(size)
+
+
+@dataclass(frozen=True)
+class Image:
+    """One state of the medium: what differs from the durable state."""
+
+    patch: Patch
+    sizes: tuple[int, ...]
+    """Per file; -1: the file is not there."""
+    key: int
+    """Equal for equal contents."""
+
+
+class Medium:
+    """Follows a record; makes images of the moment that it has come to."""
+
+    def __init__(self, contents: list[bytes | None], granule_words: int = 8) -> None:
+        self.granule_words = granule_words
+        self.files = []
+        for content in contents:
+            words = np.frombuffer(_padded(content or b""), np.uint64)
+            size = -1 if content is None else len(content)
+            self.files.append(
+                FileState(words.copy(), words.copy(), size, [size], content is not None)
+            )
+        self.folder_is_durable = any(content is not None for content in contents)
+        self.pending: dict[Granule, list[tuple[int, np.ndarray, np.ndarray]]] = {}
+        self._flushed: dict[int, dict[Granule, int]] = {}
+        self._step = 0
+        self._synced: dict[int, tuple[int, int]] = {}
+        self.key = 0
+        for number, file in enumerate(self.files):
+            places = np.flatnonzero(file.durable)
+            self.key ^= _mix(number, places, file.durable[places])
+        self.changed: set[tuple[int, int]] = set()
+        """Pages of `durable` that changed since this was last emptied."""
+
+    # --- following the record
+
+    def store(self, number: int, places: np.ndarray, values: np.ndarray) -> None:
+        file = self.files[number]
+        file.memory[places] = values
+        self._step += 1
+        granules = places // self.granule_words
+        bounds = [0, *(np.flatnonzero(np.diff(granules)) + 1), len(places)]
+        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+            steps = self.pending.setdefault((number, int(granules[begin])), [])
+            steps.append((self._step, places[begin:end], values[begin:end]))
+
+    def flush(self, thread: int, number: int, offset: int, num_bytes: int) -> None:
+        granule_bytes = 8 * self.granule_words
+        begin, end = offset // granule_bytes, -(-(offset + num_bytes) // granule_bytes)
+        flushed = self._flushed.setdefault(thread, {})
+        if end - begin > len(self.pending):
+            keys = [key for key in self.pending if key[0] == number and begin <= key[1] < end]
+        else:
+            keys = [(number, g) for g in range(begin, end) if (number, g) in self.pending]
+        flushed.update(dict.fromkeys(keys, self._step))
+
+    def fence(self, thread: int) -> None:
+        for key, step in self._flushed.pop(thread, {}).items():
+            self._retire(key, step)
+
+    def sync_begin(self, number: int) -> None:
+        self._synced[number] = self._step, self.files[number].size
+
+    def sync_end(self, number: int) -> None:
+        step, size = self._synced[number]
+        for key in [key for key in self.pending if key[0] == number]:
+            self._retire(key, step)
+        file = self.files[number]
+        if size in file.durable_sizes:
+            del file.durable_sizes[: file.durable_sizes.index(size)]
+
+    def folder(self, is_pool: bool) -> None:
+        if not is_pool:
+            self.folder_is_durable = True
+            return
+        for file in self.files:
+            file.is_entry_durable = file.size >= 0
+
+    def resize(self, number: int, size: int) -> None:
+        file = self.files[number]
+        cut = max(0, size) // 8
+        places = cut + np.flatnonzero(file.durable[cut:])
+        self.key ^= _mix(number, places, file.durable[places])
+        file.resize(size)
+        self.pending = {
+            key: steps
+            for key, steps in self.pending.items()
+            if key[0] != number or key[1] * self.granule_words * 8 < size
+        }
+
+    def would_change(self, thread: int) -> bool:
+        """Whether a fence of this thread makes anything durable."""
+        return bool(self._flushed.get(thread))
+
+    def _retire(self, key: Granule, through: int) -> None:
+        steps = self.pending.get(key, [])
+        while steps and steps[0][0] <= through:
+            _, places, values = steps.pop(0)
+            file = self.files[key[0]]
+            self.key ^= _mix(key[0], places, file.durable[places]) ^ _mix(key[0], places, values)
+            file.durable[places] = values
+            self.changed.add((key[0], int(places[0]) // 512))
+        if not steps:
+            self.pending.pop(key, None)
+
+    # --- images
+
+    def everything(self) -> Image:
+        """All stores have arrived."""
+        return self._image(list(self.pending), "all", random.Random(0), are_sizes_new=True)
+
+    def images(
+        self, mode: str, count: int, choose: random.Random, kinds: "Kinds"
+    ) -> Iterator[Image]:
+        """About `count` images of this moment, the telling ones first."""
+        keys = list(self.pending)
+        yield self._image([], mode, choose, are_sizes_new=True)
+        yield self.everything()
+        if not self._is_settled():
+            count *= 2
+            for _ in range(6):
+                yield self._image(self._subset(keys, choose) if keys else [], mode, choose)
+        groups: dict[str, list[Granule]] = {}
+        for key in keys:
+            groups.setdefault(kinds.of(key[0], key[1] * self.granule_words * 8), []).append(key)
+        made = 2
+        for kind, group in groups.items():
+            others = [key for k, other in groups.items() if k != kind for key in other]
+            yield self._image(group, "all", choose)
+            yield self._image(others, "all", choose)
+            made += 2
+        while keys and made < count:
+            yield self._image(self._subset(keys, choose), choose.choice((mode, mode, "all")), choose)
+            made += 1
+
+    def _is_settled(self) -> bool:
+        """Sizes and entries of the files are durable."""
+        return self.folder_is_durable and all(
+            len(file.durable_sizes) == 1 and file.is_entry_durable for file in self.files
+        )
+
+    @staticmethod
+    def _subset(keys: list[Granule], choose: random.Random) -> list[Granule]:
+        if choose.random() < 0.3:  # one alone, or all but one
+            one = choose.choice(keys)
+            return [one] if choose.random() < 0.5 else [key for key in keys if key != one]
+        share = choose.choice((0.1, 0.5, 0.9, 1.0))
+        return [key for key in keys if choose.random() < share]
+
+    def _image(
+        self,
+        arrived: list[Granule],
+        mode: str,
+        choose: random.Random,
+        *,
+        are_sizes_new: bool = False,
+    ) -> Image:
+        steps = [
+            (key[0], places, values)
+            for key in arrived
+            for _, places, values in _chosen(self.pending[key], mode, choose)
+        ]
+        patch = _last_wins(steps)
+        sizes = tuple(f.size for f in self.files) if are_sizes_new else self._sizes(choose)
+        key = self.key ^ hash(sizes)
+        for number, places, values in patch:
+            old = self.files[number].durable[places]
+            key ^= _mix(number, places, old) ^ _mix(number, places, values)
+        return Image(patch, sizes, key)
+
+    def _sizes(self, choose: random.Random) -> tuple[int, ...]:
+        if not self.folder_is_durable and choose.random() < 0.3:
+            return tuple(-1 for _ in self.files)
+        return tuple(
+            -1
+            if not file.is_entry_durable and choose.random() < 0.3
+            else choose.choice(file.durable_sizes)
+            for file in self.files
+        )
+
+
+class Kinds:
+    """What lies where in the files (docs/format.md)."""
+
+    _HEAD = (
+        (8192, "superblock"), (12288, "session"), (65536, "slot"), (262144, "resume"),
+        (524288, "flag"), (3 << 20, "geometry"), (4 << 20, "rest"),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.rings: list[tuple[int, int]] = []
+
+    def learn(self, log: np.ndarray) -> None:
+        """Where the undo ring lies now, and where it lay before."""
+        for offset in (1 << 20, 2 << 20):
+            if 8 * log.size > offset + 56 and int(log[offset // 8]):
+                begin, count = int(log[offset // 8 + 5]), int(log[offset // 8 + 6])
+                if count and (begin, begin + count) not in self.rings:
+                    self.rings.append((begin, begin + count))
+
+    def of(self, number: int, offset: int) -> str:
+        if number == 1:
+            return "rows"
+        for end, kind in self._HEAD:
+            if offset < end:
+                return kind
+        return "frame" if any(begin <= offset < end for begin, end in self.rings) else "dense"
+
+
+IN_FLIGHT = {"rows", "frame", "flag", "slot", "resume"}
+
+
+def _chosen(
+    steps: list[tuple[int, np.ndarray, np.ndarray]], mode: str, choose: random.Random
+) -> list[tuple[int, np.ndarray, np.ndarray]]:
+    if mode == "all":
+        return steps
+    if mode == "tso":
+        whole = choose.randint(0, len(steps))
+        return steps[:whole] + [_some(step, choose) for step in steps[whole : whole + 1]]
+    values: dict[int, list[int]] = {}
+    for _, places, stored in steps:
+        for place, value in zip(places.tolist(), stored.tolist(), strict=True):
+            values.setdefault(place, []).append(value)
+    taken = {}
+    for place, versions in values.items():
+        version = choose.randint(0, len(versions))
+        if version:
+            taken[place] = versions[version - 1]
+    places = np.fromiter(taken.keys(), np.int64, len(taken))
+    return [(0, places, np.fromiter(taken.values(), np.uint64, len(taken)))]
+
+
+def _some(
+    step: tuple[int, np.ndarray, np.ndarray], choose: random.Random
+) -> tuple[int, np.ndarray, np.ndarray]:
+    number, places, values = step
+    bits = choose.getrandbits(len(places))
+    kept = np.array([bits >> i & 1 for i in range(len(places))], bool)
+    return number, places[kept], values[kept]
+
+
+def _last_wins(patch: Patch) -> Patch:
+    """Each word once."""
+    out: Patch = []
+    for number in {entry[0] for entry in patch}:
+        places = np.concatenate([entry[1] for entry in patch if entry[0] == number])[::-1]
+        values = np.concatenate([entry[2] for entry in patch if entry[0] == number])[::-1]
+        unique, first = np.unique(places, return_index=True)
+        out.append((number, unique, values[first]))
+    return out
+
+
+def _mix(number: int, places: np.ndarray, values: np.ndarray) -> int:
+    """A hash of a set of words: XOR of one for each that is not zero."""
+    with np.errstate(over="ignore"):
+        h = places.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(number)
+        h = (h ^ (h >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) + values
+        h = (h ^ (h >> np.uint64(32))) * np.uint64(0x94D049BB133111EB)
+        h ^= h >> np.uint64(31)
+    return int(np.bitwise_xor.reduce(h[values != 0], initial=np.uint64(0)))
+
+
+def _resized(words: np.ndarray, count: int) -> np.ndarray:
+    more = np.zeros(max(0, count - words.size), np.uint64)
+    return np.concatenate([words[:count], more])
+
+
+def _padded(content: bytes) -> bytes:
+    return content + bytes(-len(content) % 8)

@@ -1,0 +1,250 @@
+"""Follows a record, stops at every moment that matters, and recovers the states that a power
+failure could leave there; also inside recoveries, and after kills that a power failure follows.
+"""
+
+import copy
+import json
+import random
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from power_check import Expect, Found, Scratch, check
+from power_medium import (
+    FENCE, FLUSH, FOLDER, IN_FLIGHT, MARK, SIZE, STORE, SYNC_BEGIN, SYNC_END, Image, Kinds, Medium,
+)  # fmt: skip
+from power_shadow import Shadow
+from power_trace import Plan, Trace, open_core, record, recording
+
+__all__ = ["Rig", "Tally"]
+
+
+@dataclass
+class Tally:
+    """What was tried, and what went wrong."""
+
+    keys: set[int] = field(default_factory=set)
+    in_flight: set[int] = field(default_factory=set)
+    """Images of moments at which rows, frames or slots were not yet durable."""
+    undone: int = 0
+    """Images whose recovery took something back."""
+    in_recovery: int = 0
+    """Images of moments within a recovery."""
+    problems: list[str] = field(default_factory=list)
+
+
+class Rig:
+    """One plan, recorded once.
+
+    Args:
+        plan: What to train.
+        folder: A folder on tmpfs for the pools; emptied.
+        mode: "tso" or "weak".
+        seed: Of all choices.
+        images: How many to recover, about.
+        problems_max: Stop after so many.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        folder: Path,
+        *,
+        mode: str,
+        seed: int,
+        images: int,
+        problems_max: int = 3,
+    ) -> None:
+        self.folder, self.mode, self.images, self.problems_max = folder, mode, images, problems_max
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "origin").mkdir(parents=True)
+        self.choose = random.Random(seed)
+        self.trace = record(plan, folder / "origin")
+        shutil.rmtree(folder / "origin")
+        self._pages = [_pages_of(self.trace, number) for number in range(2)]
+        self.tally = Tally()
+        self._tried: set[tuple[int, Any]] = set()
+        self._since_nested = 0
+
+    def run(self) -> Tally:
+        medium = Medium([None, None])
+        expect = Expect(self.trace.plan, self.trace.histories)
+        events = self.trace.events
+        moments = int(np.isin(events["kind"], (FENCE, SYNC_END, MARK)).sum())
+        per_moment = max(4, self.images * 10 // (7 * moments))  # some come twice, some fences last
+        self._explore(self.trace, medium, expect, per_moment, Shadow(self.trace.plan), is_nested=False)
+        return self.tally
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.tally.problems) >= self.problems_max
+
+    def _explore(
+        self,
+        trace: Trace,
+        medium: Medium,
+        expect: Expect,
+        per_moment: int,
+        shadow: Shadow | None,
+        *,
+        is_nested: bool,
+    ) -> None:
+        folder = self.folder / ("nested" if is_nested else "images")
+        shutil.rmtree(folder, ignore_errors=True)
+        scratch = Scratch(folder, medium, self._pages)
+        kinds = Kinds()
+        for event, mark, following in _with_marks(trace):
+            if self.is_over:
+                return
+            is_moment = event["kind"] in (FENCE, SYNC_END)
+            if is_moment and (event["kind"] != FENCE or medium.would_change(int(event["thread"]))):
+                self._try_all(scratch, medium, expect, kinds, per_moment, is_nested=is_nested)
+            if shadow is not None and event["kind"] == STORE:
+                self.tally.problems += shadow.stored(trace, event)
+            _apply(trace, medium, event)
+            if mark is None:
+                continue
+            expect.note(mark, following, is_all_durable=not medium.pending)
+            kinds.learn(medium.files[0].memory)
+            if shadow is not None:
+                self.tally.problems += shadow.noted(mark, medium, kinds)
+            self._try_all(scratch, medium, expect, kinds, per_moment, is_nested=is_nested)
+        self.tally.problems += scratch.stray
+
+    # --- one moment
+
+    def _try_all(
+        self,
+        scratch: Scratch,
+        medium: Medium,
+        expect: Expect,
+        kinds: Kinds,
+        count: int,
+        *,
+        is_nested: bool,
+    ) -> None:
+        scratch.follow()
+        pending = {kinds.of(f, g * medium.granule_words * 8) for f, g in medium.pending}
+        for image in medium.images(self.mode, count, self.choose, kinds):
+            mark = image.key, expect.acked, expect.started, expect.point
+            if mark in self._tried:
+                continue
+            self._tried.add(mark)
+            self.tally.keys.add(image.key)
+            if pending & IN_FLIGHT:
+                self.tally.in_flight.add(image.key)
+            self.tally.in_recovery += is_nested
+            found = self._try(scratch, image, expect)
+            self.tally.undone += found.has_undone
+            where = f"{self.trace.plan.name}, acked {expect.acked}, pending {sorted(pending)}"
+            self.tally.problems += [f"{problem} [{where}]" for problem in found.problems]
+            if self.is_over:
+                return
+            self._since_nested += 1
+            if not is_nested and self._since_nested >= 60 and found.has_undone:
+                self._since_nested = 0
+                self._crash_in_recovery(medium, image, expect)
+        if not is_nested and self.choose.random() < 0.06:
+            self._kill_then_cut(medium, expect)
+
+    def _try(self, scratch: Scratch, image: Image, expect: Expect) -> Found:
+        scratch.put(image)
+        goes_on = self.choose.random() < 0.04
+        found = check(scratch.path, expect, self.choose, goes_on=goes_on)
+        scratch.restore(was_trained=goes_on)
+        return found
+
+    # --- crashes in recovery
+
+    def _crash_in_recovery(self, medium: Medium, image: Image, expect: Expect) -> None:
+        """Power fails, the image is recovered, power fails again."""
+        contents: list[bytes | None] = []
+        for number, (file, size) in enumerate(zip(medium.files, image.sizes, strict=True)):
+            words = file.durable.copy()
+            for where, places, values in image.patch:
+                if where == number:
+                    words[places] = values
+            contents.append(words.tobytes()[:size] if size >= 0 else None)
+        self._recover_recorded(Medium(contents), expect)
+
+    def _kill_then_cut(self, medium: Medium, expect: Expect) -> None:
+        """The process is killed, a recovery builds on what was only in the cache, power fails."""
+        if expect.acked is not None:
+            self._recover_recorded(copy.deepcopy(medium), expect)
+
+    def _recover_recorded(self, medium: Medium, expect: Expect) -> None:
+        folder = self.folder / "recovered"
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "pool").mkdir(parents=True)
+        for name, file in zip(("log", "data"), medium.files, strict=True):
+            if file.size >= 0:
+                (folder / "pool" / name).write_bytes(file.memory.tobytes()[: file.size])
+        exact = self.choose.random() < 0.6
+        found: dict[str, Any] = {}
+        with recording(folder / "pool") as recorded:
+            try:
+                core = open_core(str(folder / "pool"))
+                found = core.recover(exact)
+                core.close(False)
+            except Exception as error:
+                self.tally.problems.append(f"{type(error).__name__}: {error} [recovery after a kill]")
+                return
+        if not found["has_point"]:
+            return
+        trace = Trace(self.trace.plan, *recorded[0], self.trace.histories, 0, 0)
+        names = ("resumed_batch", "dense_batch", "is_exact")
+        expect = expect.copy()
+        expect.recovering(
+            {name: found[name] for name in names}, is_all_durable=not medium.pending
+        )
+        self._explore(trace, medium, expect, 6, None, is_nested=True)
+        expect.recovered()
+        scratch = Scratch(self.folder / "nested", medium, self._pages)
+        kinds = Kinds()
+        kinds.learn(medium.files[0].memory)
+        self._try_all(scratch, medium, expect, kinds, 10, is_nested=True)
+
+
+def _pages_of(trace: Trace, number: int) -> set[int]:
+    pages = set(range(160)) if number == 0 else set()  # slots, resume records, flags
+    for event in trace.events[(trace.events["kind"] == STORE) & (trace.events["file"] == number)]:
+        first = int(event["first"])
+        pages.update((trace.places[first : first + int(event["words"])] // 512).tolist())
+    return pages
+
+
+def _with_marks(
+    trace: Trace,
+) -> Iterator[tuple[np.void, dict[str, Any] | None, dict[str, Any] | None]]:
+    """Events; for marks what they say, and what the next one says."""
+    marks = [json.loads(trace.names[e["name"]]) for e in trace.events if e["kind"] == MARK]
+    number = 0
+    for event in trace.events:
+        if event["kind"] != MARK:
+            yield event, None, None
+            continue
+        number += 1
+        yield event, marks[number - 1], marks[number] if number < len(marks) else None
+
+
+def _apply(trace: Trace, medium: Medium, event: np.void) -> None:
+    _, thread, file, name, offset, num_bytes, first, words = event.tolist()
+    match event["kind"]:
+        case kind if kind == STORE:
+            part = slice(first, first + words)
+            medium.store(file, trace.places[part], trace.values[part])
+        case kind if kind == FLUSH:
+            medium.flush(thread, file, offset, num_bytes)
+        case kind if kind == FENCE:
+            medium.fence(thread)
+        case kind if kind == SIZE:
+            medium.resize(file, num_bytes)
+        case kind if kind == SYNC_BEGIN:
+            medium.sync_begin(file)
+        case kind if kind == SYNC_END:
+            medium.sync_end(file)
+        case kind if kind == FOLDER:
+            medium.folder(is_pool=trace.names[name].endswith("/pool"))

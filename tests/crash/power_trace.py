@@ -1,0 +1,338 @@
+"""Small trainings on the native engine, recorded: every store, flush, fence and sync of the pool's
+files, with marks that say what had been promised by then.
+"""
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from power_rows import EPS, LR, Batch, Rows, RowTrainer, TableShape, make_batch
+
+from trainingcxl import _core
+from trainingcxl.pool.table import OPTIMIZERS
+
+__all__ = ["TRACES", "Plan", "State", "Trace", "Training", "dense_blob", "open_core", "record"]
+
+# Weights and states of the first are streamed, of the second not: its rows share lines, and two
+# states a word.
+_TABLES = [TableShape("a", 30, 16, "adagrad"), TableShape("b", 12, 7, "rowwise-adagrad")]
+_WIDE = TableShape("wide", 3000, 64, "sgd")
+_EVENT = np.dtype(
+    [("kind", "u4"), ("thread", "u4"), ("file", "u4"), ("name", "u4"), ("offset", "u8")]
+    + [("bytes", "u8"), ("first", "u8"), ("words", "u8")]
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A training to be recorded."""
+
+    name: str
+    dense_every: int = 3
+    undo_log: str = "background"
+    """Or "fused", or "alternating"."""
+    bags: int = 8
+    lookups: int = 3
+    blob_bytes: int = 1400
+    wide_batch: int = -1
+    """This batch outgrows the log; negative: none."""
+    threads: int = 1
+    batches: int = 9
+    skipped: tuple[int, ...] = (4,)
+    steps: Callable[["Training"], None] = field(default=lambda training: None)
+
+    @property
+    def shapes(self) -> list[TableShape]:
+        return [*_TABLES, _WIDE] if self.wide_batch >= 0 else _TABLES
+
+    def batch(self, history: int, number: int) -> Batch:
+        made = make_batch(self.shapes, self.bags, self.lookups, history, number)
+        if self.wide_batch >= 0:
+            wide = np.arange(self.bags * self.lookups).reshape(self.bags, -1) % _WIDE.rows
+            ids = wide if number == self.wide_batch else wide % 9
+            return replace(made, ids={**made.ids, _WIDE.name: ids})
+        return made
+
+
+class State(NamedTuple):
+    """What a batch left behind."""
+
+    rows: Rows
+    source: int
+    """The history that the batch's data came from."""
+
+
+@dataclass
+class Trace:
+    """What was recorded, and what must be found."""
+
+    plan: Plan
+    events: np.ndarray
+    places: np.ndarray
+    values: np.ndarray
+    names: list[str]
+    histories: list[list["State"]]
+    """States after each batch, for each history."""
+    overlap: float
+    """Share of a batch's rows that the batch before it changed too."""
+    fused: float
+    """Share of the commits whose log the update wrote."""
+
+
+def dense_blob(plan: Plan, history: int, batch: int) -> bytes:
+    """The dense part after a batch."""
+    words = np.zeros(plan.blob_bytes // 8, np.uint64)
+    places = np.arange(0, words.size, max(1, words.size // 150))
+    words[places] = np.random.default_rng([13, history, batch]).integers(
+        0, 2**63, places.size, np.uint64
+    )
+    return words.tobytes()
+
+
+def open_core(path: str) -> "_core.Pool":
+    return _core.Pool(
+        path=path, device="", durability="power", read_only=False, unlocked=False,
+        trust_after_reboot=False, force_fsdax=True, sparse=False,
+    )  # fmt: skip
+
+
+class Training:
+    """One training, in one or several lives, that says to the record what it has been promised."""
+
+    def __init__(self, plan: Plan, path: str) -> None:
+        self.plan, self.path = plan, path
+        self.history = 0
+        self.histories: list[list[State]] = [[]]
+        self.trainer: RowTrainer | None = None
+        self.batch = 0
+        self.revision = 0
+        self.overlaps: list[float] = []
+        self.fused = self.commits = 0
+
+    # --- lives
+
+    def create(self) -> None:
+        self.core = open_core(self.path)
+        self.core.recover(True)
+        self._start()
+        if not self.core.tables():
+            self._create_tables()
+        self._add_group()
+        weights = {s.name: self.core.weight(i) for i, s in enumerate(self.plan.shapes)}
+        self.trainer = RowTrainer(self.plan.shapes, weights)
+        self.histories = [[State(self.trainer.rows(), 0)]]
+        self._mark("history", history=0)
+        self._mark("started", batch=0, revision=0)
+        self.capture()
+        self._mark("acked", batch=0, revision=0)
+
+    def _create_tables(self) -> None:
+        for shape in self.plan.shapes:
+            self.core.add_table(
+                name=shape.name, rows=shape.rows, dim=shape.dim,
+                optimizer=OPTIMIZERS.index(shape.optimizer), seed=3, key=shape.rows, scale=0.5,
+            )  # fmt: skip
+        for index, shape in enumerate(self.plan.shapes):
+            self.core.initialize_rows(index, 0, shape.rows)
+        self.core.commit_tables()
+
+    def reopen(self, *, exact: bool = True, clean: bool = False, new_data: bool = False) -> None:
+        """Ends this life and begins the next, with other data from here on if asked."""
+        self.close(clean=clean)
+        self.core = open_core(self.path)
+        self._mark("recovering")
+        report = self.core.recover(exact)
+        found = {key: report[key] for key in ("resumed_batch", "dense_batch", "is_exact")}
+        self._mark("recovered", **found)
+        self.go_on(report["resumed_batch"], new_data=new_data)
+
+    def go_on(self, batch: int, *, new_data: bool) -> None:
+        """Trains on from a recovered batch."""
+        self.batch, self.revision = batch, 0
+        if self.trainer is None:
+            self.trainer = RowTrainer(self.plan.shapes, {})
+        self.trainer.restore(self.histories[-1][batch].rows)
+        if new_data:
+            self.history += 1
+        self.histories.append(self.histories[-1][: batch + 1])
+        self._mark("history", history=len(self.histories) - 1)
+        self._start()
+        self._add_group()
+
+    def close(self, *, clean: bool) -> None:
+        self.fused += self.core.stats()["fused"]
+        self.core.drop_announced()
+        self.core.close(clean)
+
+    # --- steps
+
+    def train(self, through: int) -> None:
+        """Batches up to number `through`, each announced while the one before it trains."""
+        announced: dict[int, int] = {}
+        while self.batch < through:
+            number = self.batch + 1
+            if self.plan.undo_log == "alternating":
+                self.core.set_undo_log("fused" if number % 3 == 0 else "background")
+            for ahead in (number, number + 1):
+                if ahead not in announced and ahead <= self.plan.batches:
+                    announced[ahead] = self.core.announce([self._input(ahead)])
+            if self.plan.undo_log != "fused":
+                time.sleep(0.003)  # so that the background has done its part
+            self._step(number, announced[number])
+            if number == through and through < self.plan.batches:
+                self.core.drop_announced()
+        self.core.wait_dense()
+
+    def _step(self, number: int, step_id: int) -> None:
+        batch = self.plan.batch(self.history, number)
+        assert self.trainer is not None
+        parts = []
+        if number not in self.plan.skipped:
+            out = np.zeros_like(batch.target)
+            lookup = self.core.lookup(*self._input(number), out)
+            parts.append((lookup, out - batch.target))
+            self.trainer.step(batch)
+            self._measure_overlap(number, batch)
+        self.core.prepare(parts, step_id)
+        self.histories[-1].append(State(self.trainer.rows(), self.history))
+        self.batch, self.revision = number, 0
+        self._mark("started", batch=number, revision=0, source=self.history)
+        self.core.commit([(LR, EPS)] * len(self.plan.shapes), 1.0, self.record_bytes())
+        self._mark("acked", batch=number, revision=0)
+        self.commits += 1
+        if self.core.is_dense_due():
+            self.capture()
+
+    def commit_record(self) -> None:
+        """The same batch with another record, as at the end of an epoch."""
+        self.core.wait_dense()
+        self.revision += 1
+        self._mark("started", batch=self.batch, revision=self.revision)
+        self.capture()
+        self.core.wait_dense()
+        self.core.commit_record(self.record_bytes())
+        self._mark("acked", batch=self.batch, revision=self.revision)
+
+    def capture(self) -> None:
+        blob = np.frombuffer(dense_blob(self.plan, self.source, self.batch), np.uint8)
+        self.core.capture(self.record_bytes(), [(blob.ctypes.data, blob.nbytes)])
+
+    @property
+    def source(self) -> int:
+        """History of the data of the present batch."""
+        return self.histories[-1][self.batch].source
+
+    def record_bytes(self) -> bytes:
+        record = {"batch": self.batch, "revision": self.revision, "source": self.source}
+        return json.dumps({**record, "padding": "." * 150}).encode()
+
+    # --- inside
+
+    def _start(self) -> None:
+        form = "background" if self.plan.undo_log == "alternating" else self.plan.undo_log
+        fixed = 0 if self.plan.wide_batch >= 0 else 2 << 20
+        self.core.start(
+            threads=self.plan.threads, lookahead=1, log_bytes=fixed, rows_per_batch_max=0,
+            undo_log=form,
+        )  # fmt: skip
+        self.core.set_dense_every(self.plan.dense_every)
+
+    def _add_group(self) -> None:
+        features, column = [], 0
+        for index, shape in enumerate(self.plan.shapes):
+            features.append((shape.name, index, 0, column, -1))
+            column += shape.dim
+        self.core.add_group(features, column)
+
+    def _input(self, number: int) -> tuple[Any, ...]:
+        ids = self.plan.batch(self.history, number).ids
+        values = np.concatenate([ids[shape.name].reshape(-1) for shape in self.plan.shapes])
+        offsets = np.arange(0, values.size + 1, self.plan.lookups)
+        return 0, self.plan.bags, values, offsets, None
+
+    def _measure_overlap(self, number: int, batch: Batch) -> None:
+        before = self.plan.batch(self.history, number - 1)
+        rows = [set(ids.flat) for ids in batch.ids.values()]
+        again = [a & set(before.ids[n].flat) for a, n in zip(rows, batch.ids, strict=True)]
+        self.overlaps.append(sum(map(len, again)) / sum(map(len, rows)))
+
+    def _mark(self, what: str, **values: Any) -> None:
+        _core.record_mark(json.dumps({"what": what, **values}))
+
+
+def record(plan: Plan, folder: Path) -> Trace:
+    """Runs a plan in `folder`/pool."""
+    path = folder / "pool"
+    with recording(path) as recorded:
+        training = Training(plan, str(path))
+        training.create()
+        plan.steps(training)
+        training.close(clean=True)
+    return Trace(
+        plan, *recorded[0], training.histories, float(np.mean(training.overlaps)),
+        training.fused / max(1, training.commits),
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def recording(path: Path) -> Iterator[list[tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]]:
+    """Records what happens to a pool; the list holds events, places, values, names at the end."""
+    recorded: list[tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]] = []
+    _core.record_start([str(path / "log"), str(path / "data")])
+    try:
+        yield recorded
+    finally:
+        events, places, values, names = _core.record_stop()
+        recorded.append(
+            (
+                np.frombuffer(events, _EVENT),
+                np.frombuffer(places, np.uint64).astype(np.int64),
+                np.frombuffer(values, np.uint64),
+                names,
+            )
+        )
+
+
+def _plain(training: Training) -> None:
+    training.train(5)
+    training.history += 1  # another batch 6 comes than the one that was announced and dropped
+    training.train(6)
+    training.commit_record()
+    training.train(8)
+    training.reopen(clean=True)
+    training.train(9)
+
+
+def _relive(training: Training) -> None:
+    """Batches are taken back, and other ones come in their place."""
+    training.train(5)
+    training.reopen(new_data=True)
+    training.train(7)
+    training.reopen(exact=False)
+    training.train(9)
+
+
+def _through(training: Training) -> None:
+    training.train(training.plan.batches)
+
+
+TRACES = {
+    plan.name: plan
+    for plan in (
+        Plan("background", steps=_plain),
+        Plan("fused", undo_log="fused", dense_every=1, steps=_plain),
+        Plan("relive", steps=_relive),
+        Plan("relive fused", undo_log="fused", steps=_relive),
+        Plan("alternating", undo_log="alternating", dense_every=1, steps=_relive),
+        Plan("workers", bags=520, lookups=8, threads=2, batches=5, steps=_through),
+        Plan("workers fused", undo_log="fused", bags=520, lookups=8, threads=2, batches=5,
+             steps=_through),
+        Plan("growth", wide_batch=5, bags=350, lookups=8, blob_bytes=3 << 20, batches=8,
+             steps=_through),
+    )
+}  # fmt: skip
