@@ -67,6 +67,15 @@ nb::dict stats_dict(const Stats& s) {
   return d;
 }
 
+nb::dict journal_stats_dict(const JournalStats& s) {
+  nb::dict d;
+#define FIELD(name) d[#name] = s.name
+  FIELD(journal_bytes), FIELD(journal_syncs), FIELD(checkpoints), FIELD(rows_previous);
+  FIELD(previous_wait_ns), FIELD(lag_wait_ns), FIELD(data_sync_ns);
+#undef FIELD
+  return d;
+}
+
 void bind_lookups(nb::class_<CorePool>& pool) {
   pool.def(
       "add_group",
@@ -182,7 +191,15 @@ void bind_commits(nb::class_<CorePool>& pool) {
   pool.def_prop_ro("committed", [](CorePool& self) { return self.engine().committed(); });
   pool.def_prop_ro("dense_batch", [](CorePool& self) { return self.engine().dense_batch(); });
   pool.def_prop_ro("log_used_bytes", [](CorePool& self) { return self.engine().log_used_bytes(); });
-  pool.def("stats", [](CorePool& self) { return stats_dict(self.engine().stats()); });
+  pool.def("stats", [](CorePool& self) {
+    nb::dict d = stats_dict(self.engine().stats());
+    d.update(journal_stats_dict(self.journal() ? self.journal()->stats() : JournalStats{}));
+    return d;
+  });
+  // None where durability is not a matter of time: `process`, or `power` on DAX.
+  pool.def("durable_batch", [](CorePool& self) -> std::optional<uint64_t> {
+    return self.journal() ? std::optional(self.journal()->durable_batch()) : std::nullopt;
+  });
 }
 
 }  // namespace

@@ -77,6 +77,8 @@ nb::dict facts_dict(CorePool& pool) {
   d["was_created"] = store.was_created();
   d["was_clean"] = store.was_clean();
   d["creation_note"] = store.creation_note();
+  d["has_journal"] = store.has_journal();
+  d["needs_journal"] = store.needs_journal();
   return d;
 }
 
@@ -217,11 +219,13 @@ void bind_contents(nb::class_<CorePool>& pool) {
       "table"_a);
   pool.def("verify", [](CorePool& self) {
     std::vector<std::tuple<std::string, std::string, std::string>> out;
-    for (const Damage& d : verify(self.store())) out.emplace_back(d.region, d.where, d.what);
+    std::vector<Damage> found = verify(self.store());
+    verify_journal(self.store(), found);
+    for (const Damage& d : found) out.emplace_back(d.region, d.where, d.what);
     return out;
   });
   pool.def(
-      "sync", [](CorePool& self) { self.store().sync_all(); },
+      "sync", [](CorePool& self) { self.sync(); },
       nb::call_guard<nb::gil_scoped_release>());
   pool.def("close", &CorePool::close, "is_clean"_a, nb::call_guard<nb::gil_scoped_release>());
 }
@@ -233,13 +237,13 @@ void bind_pool(nb::module_& m) {
       "__init__",
       [](CorePool* self, const std::string& path, const std::string& device,
          const std::string& durability, bool read_only, bool unlocked, bool trust_after_reboot,
-         bool force_fsdax, bool sparse) {
+         const std::string& force_medium, bool assume_reboot, bool sparse) {
         nb::gil_scoped_release released;
         new (self) CorePool(path, device, durability, read_only, unlocked, trust_after_reboot,
-                            force_fsdax, sparse);
+                            force_medium, assume_reboot, sparse);
       },
       "path"_a, "device"_a, "durability"_a, "read_only"_a, "unlocked"_a, "trust_after_reboot"_a,
-      "force_fsdax"_a, "sparse"_a);
+      "force_medium"_a, "assume_reboot"_a, "sparse"_a);
   pool.def(
       "recover",
       [](CorePool& self, bool exact) {
@@ -254,13 +258,15 @@ void bind_pool(nb::module_& m) {
   pool.def(
       "start",
       [](CorePool& self, int threads, uint64_t lookahead, uint64_t log_bytes,
-         uint64_t rows_per_batch_max, const std::string& undo_log) {
+         uint64_t rows_per_batch_max, const std::string& undo_log, uint64_t lag_max) {
         EngineOptions options{threads, lookahead, log_bytes, rows_per_batch_max};
         options.without_log = undo_log == "none";
         options.undo_form = undo_form(undo_log);
+        options.lag_max = lag_max;
         self.start(options);
       },
-      "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "undo_log"_a);
+      "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "undo_log"_a,
+      "lag_max"_a);
   bind_contents(pool);
   bind_evidence(pool);
   bind_engine(m, pool);

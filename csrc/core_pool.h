@@ -10,6 +10,7 @@
 
 #include "engine.h"
 #include "errors.h"
+#include "journal_recovery.h"
 #include "recovery.h"
 
 namespace tcxl {
@@ -24,9 +25,10 @@ inline DurabilityLevel parse_durability(const std::string& name) {
 class CorePool {
  public:
   CorePool(const std::string& path, const std::string& device, const std::string& durability,
-           bool read_only, bool unlocked, bool trust_after_reboot, bool force_fsdax, bool sparse)
+           bool read_only, bool unlocked, bool trust_after_reboot, const std::string& force_medium,
+           bool assume_reboot, bool sparse)
       : store_(OpenOptions{path, device, parse_durability(durability), read_only, unlocked,
-                           trust_after_reboot, force_fsdax, sparse}),
+                           trust_after_reboot, force_medium, assume_reboot, sparse}),
         undo_(store_),
         dense_(store_) {}
 
@@ -47,9 +49,32 @@ class CorePool {
     if (!engine_) fail(ErrorKind::kPool, "pool '", store_.path(), "' is closed or was not started");
     return *engine_;
   }
+  Journal* journal() { return journal_.get(); }
+  // Everything committed is on the medium as durably as it can be.
+  void sync() {
+    check_owner();
+    if (journal_ && store_.slot()) {
+      journal_->wait_durable();
+    } else {
+      store_.sync_all();
+    }
+  }
   RecoveryReport recover(bool exact) {
-    report_ = tcxl::recover(store_, undo_, dense_, exact);
-    if (!store_.is_read_only()) store_.mark_open();
+    if (store_.needs_journal()) {
+      const JournalFile file(store_);
+      if (file.slot()) {
+        report_ = recover_from_journal(store_, undo_, dense_, file, exact);
+      } else if (!store_.is_read_only()) {
+        store_.forget_creation();
+      }
+    }
+    if (!report_.has_point) report_ = tcxl::recover(store_, undo_, dense_, exact);
+    if (store_.is_read_only()) return report_;
+    if (store_.has_journal()) {
+      journal_ = std::make_unique<Journal>(store_);
+      if (store_.slot()) journal_->rebase(*store_.slot());
+    }
+    store_.mark_open();
     return report_;
   }
   void drop_announced() {
@@ -57,7 +82,9 @@ class CorePool {
       engine_->drop_announced();  // a loop over batches may end after the pool was closed
   }
   void start(const EngineOptions& options) {
-    engine_ = std::make_unique<Engine>(store_, undo_, dense_, report_.resumed_batch, options);
+    if (journal_) journal_->set_lag_max(options.lag_max);
+    engine_ = std::make_unique<Engine>(store_, undo_, dense_, journal_.get(),
+                                       report_.resumed_batch, options);
   }
   void check_owner() const {
     if (::getpid() == owner_) return;
@@ -70,12 +97,14 @@ class CorePool {
   bool is_forked() {
     if (::getpid() == owner_) return false;
     static_cast<void>(engine_.release());
+    static_cast<void>(journal_.release());
     store_.disown();
     return true;
   }
   void close(bool is_clean) {
     if (is_forked()) return;
     engine_.reset();
+    journal_.reset();
     if (is_clean && !store_.is_read_only()) store_.mark_clean();
     store_.unlock();
   }
@@ -85,6 +114,7 @@ class CorePool {
   UndoLog undo_;
   DenseLog dense_;
   RecoveryReport report_;
+  std::unique_ptr<Journal> journal_;
   std::unique_ptr<Engine> engine_;
   const pid_t owner_ = ::getpid();
 };

@@ -141,15 +141,20 @@ bool DenseLog::write_slice() {
   return written_ == staged_.header.blob_bytes;
 }
 
-void DenseLog::finish() {
+void DenseLog::complete() {
   TCXL_ASSERT(is_writing_ && written_ == staged_.header.blob_bytes);
   std::byte* base = staged_area_;
   const Persistence& p = store_.persistence();
   staged_.header.blob_crc = crc_;
   staged_.header.crc = store_.checksum(staged_.header);
   p.fence();  // body before header: the header says that the body is complete
+  store_.make_durable(base, kDenseBlob + staged_.header.blob_bytes);
   std::memcpy(base, &staged_.header, sizeof(DenseHeader));
   if (!has_fault(Fault::kNoDenseHeaderPersist)) p.persist(base, sizeof(DenseHeader));
+  store_.make_durable(base, sizeof(DenseHeader));
+}
+
+void DenseLog::publish() {
   newest_ = staged_;
   is_writing_ = false;
 }
@@ -160,7 +165,8 @@ void DenseLog::rewrite(const Generation& from, uint64_t batch, uint64_t life,
   capture(batch, life, resume, {{blob(from), from.header.blob_bytes}});
   while (!write_slice()) {
   }
-  finish();
+  complete();
+  publish();
 }
 
 }  // namespace tcxl

@@ -46,12 +46,15 @@ class DenseLog {
   void capture(uint64_t batch, uint64_t life, const std::string& resume,
                const std::vector<Part>& parts);
   bool is_writing() const { return is_writing_; }
+  bool has_begun() const { return written_ > 0; }
   uint64_t writing_batch() const { return staged_.header.batch; }
   // Writes the next slice of the body; true when all of it is written. Touches nothing that readers
   // look at.
   bool write_slice();
-  // Writes the header (P): the generation is complete.
-  void finish();
+  // Writes the header (P): the generation is complete on the medium.
+  void complete();
+  // Makes it the newest for those who ask.
+  void publish();
   // A copy of an existing generation under another batch and life (resume="latest").
   void rewrite(const Generation& from, uint64_t batch, uint64_t life, const std::string& resume);
 

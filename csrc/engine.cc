@@ -16,11 +16,12 @@ constexpr uint64_t kWorthSharing = 4096;  // lookups; below, waking threads cost
 constexpr int64_t kBagsPerChunk = 256;
 }  // namespace
 
-Engine::Engine(Store& store, UndoLog& undo, DenseLog& dense, uint64_t committed,
+Engine::Engine(Store& store, UndoLog& undo, DenseLog& dense, Journal* journal, uint64_t committed,
                const EngineOptions& options)
     : store_(store),
       undo_(undo),
       dense_(dense),
+      journal_(journal),
       options_(options),
       workers_(std::max(1, options.threads)),
       committed_(committed) {
@@ -55,7 +56,7 @@ std::shared_ptr<Step> Engine::fresh_step() {
       reused->is_sorting = reused->is_sorted = reused->overlap_pending = false;
       reused->is_next_mapped = reused->hand_off_closed = reused->has_flag = reused->is_blocked =
           false;
-      reused->is_fused = false;
+      reused->is_fused = reused->is_previous_logged = false;
       reused->background_ns = 0;
       reused->num_tables = 0;
       return reused;

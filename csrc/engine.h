@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "dense_log.h"
+#include "journal.h"
 #include "step.h"
 #include "stopwatch.h"
 #include "store.h"
@@ -49,6 +50,7 @@ struct EngineOptions {
   uint64_t log_bytes = 0;           // ring size, 0: chosen from the batches
   uint64_t rows_per_batch_max = 0;  // 0: the log grows when a batch needs it
   UndoForm undo_form = UndoForm::kAuto;
+  uint64_t lag_max = 16;            // level power on a file: commits that may wait for a sync
   bool without_log = false;  // benchmarks: what training costs without durability
 };
 
@@ -79,7 +81,8 @@ struct RowSettings {
 
 class Engine {
  public:
-  Engine(Store& store, UndoLog& undo, DenseLog& dense, uint64_t committed,
+  // journal: nullptr where the medium needs none.
+  Engine(Store& store, UndoLog& undo, DenseLog& dense, Journal* journal, uint64_t committed,
          const EngineOptions& options);
   ~Engine();
 
@@ -135,13 +138,17 @@ class Engine {
   std::shared_ptr<Step> merge(const std::vector<Part>& parts);
   void ensure_sorted(Lock& lock, Step& step);
   void ensure_flag(Lock& lock, Step& step);
+  void ensure_previous(Lock& lock, Step& step);
+  void log_previous(Step& step);
+  void begin_checkpoint(Lock& lock);
   void admit(Lock& lock, Step& step);
   void make_room(Lock& lock);
+  void admit_to_journal(Lock& lock, const Step& step);
   [[noreturn]] void fail_log_full() const;
   void grow_log(uint64_t frame_bytes);
   void wait_for_generation(Lock& lock);
   void update(Step& step, const std::vector<RowSettings>& settings, float grad_scale,
-              bool hand_over);
+              bool hand_over, const JournalFrame* frame);
   void plan_chunks(const Step& step);
   void choose_form(const Step& step);
   uint64_t log_block_rows(const Step& step, size_t t) const;
@@ -150,11 +157,15 @@ class Engine {
   void background();
   bool background_sort(Lock& lock);
   bool background_log(Lock& lock);
+  bool background_previous(Lock& lock);
+  void background_dense(Lock& lock);
+  bool may_write_dense() const;
   void check_background() const;
 
   Store& store_;
   UndoLog& undo_;
   DenseLog& dense_;
+  Journal* journal_;
   EngineOptions options_;
   Workers workers_;
   std::vector<Group> groups_;

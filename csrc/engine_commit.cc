@@ -56,8 +56,13 @@ void Engine::plan_chunks(const Step& step) {
 }
 
 void Engine::update(Step& step, const std::vector<RowSettings>& settings, float grad_scale,
-                    bool hand_over) {
+                    bool hand_over, const JournalFrame* frame) {
   plan_chunks(step);
+  std::vector<const RecordColumns*> after(step.num_tables, nullptr);
+  size_t segment = 0;
+  for (size_t t = 0; t < step.num_tables && frame != nullptr; ++t) {
+    if (step.tables[t].lookups.num_rows() > 0) after[t] = &frame->columns[segment++];
+  }
   Step* next = hand_over ? queue_[1].get() : nullptr;
   workers_.run(
       chunks_.size(),
@@ -73,6 +78,7 @@ void Engine::update(Step& step, const std::vector<RowSettings>& settings, float 
         job.grad_scale = grad_scale;
         job.flush = store_.persistence().flush_function();
         job.fence = &Persistence::fence;
+        job.after = after[chunk.table];
         if (step.is_fused) {
           job.log_block_rows = log_block_rows(step, chunk.table);
           job.own_log = table.columns;
@@ -139,6 +145,14 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
          layout::kResumeBytesMax, " fit");
   const std::shared_ptr<Step> step = prepared_;
   ensure_sorted(lock, *step);
+  JournalFrame* frame = nullptr;
+  if (journal_ != nullptr) {
+    ensure_previous(lock, *step);
+    lock.unlock();
+    journal_->wait_before_update(*step, committed_ + 1);
+    frame = &journal_->begin_batch(*step);
+    lock.lock();
+  }
   ensure_flag(lock, *step);
   wait_for_generation(lock);
   const bool hand_over = queue_.size() > 1 && step->is_next_mapped;
@@ -148,7 +162,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   Stopwatch watch;
   crash_point("commit: flag set");
   if (has_fault(Fault::kSlotBeforeRows)) store_.write_slot(next_slot(committed_ + 1), resume);
-  update(*step, settings, grad_scale, hand_over);
+  update(*step, settings, grad_scale, hand_over, frame);
   crash_point("commit: rows stored");
   if (has_fault(Fault::kStrayStore)) ++*store_.data().at<uint32_t>(store_.data().bytes() - 8);
   const uint64_t update_ns = watch.ns();
@@ -157,6 +171,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   watch = Stopwatch();
   store_.write_slot(next_slot(committed_ + 1), resume);
   ++committed_;
+  if (frame != nullptr) journal_->commit_batch(*frame, committed_, resume);
   queue_.pop_front();
   prepared_.reset();
   if (hand_over) {
@@ -183,6 +198,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
 void Engine::commit_record(const std::string& resume) {
   Lock lock(mutex_);
   store_.write_slot(next_slot(committed_), resume);
+  if (journal_ != nullptr) journal_->commit_record(committed_, resume);
 }
 
 }  // namespace tcxl

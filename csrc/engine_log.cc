@@ -1,6 +1,7 @@
 // The engine's checkpointing logic: sorting, undo records, flags, dense generations, and the
 // background thread that does all of this ahead of the step that needs it.
 #include <algorithm>
+#include <chrono>
 
 #include "engine.h"
 #include "errors.h"
@@ -34,10 +35,10 @@ void Engine::sort(Step& step, bool parallel) {
   for (size_t t = 0; t < step.num_tables; ++t) {
     const StepTable& table = step.tables[t];
     if (table.lookups.num_rows() == 0) continue;
-    UndoLog::add_segment(step.plan, table.table, store_.tables()[table.table].view,
+    add_segment(step.plan, table.table, store_.tables()[table.table].view,
                          table.lookups.num_rows());
   }
-  UndoLog::lay_out(step.plan);
+  lay_out(step.plan, sizeof(layout::FrameHeader));
 }
 
 // Reserves the frame. False: the ring has no room now. With the engine's mutex held.
@@ -186,14 +187,28 @@ void Engine::capture(const std::string& resume, const std::vector<DenseLog::Part
   if (!store_.slot()) {  // batch 0: the commit that ends the creation of the pool
     while (!dense_.write_slice()) {
     }
-    dense_.finish();
+    dense_.complete();
+    dense_.publish();
     store_.write_slot(next_slot(committed_), resume);
+    if (journal_ != nullptr) journal_->rebase(*store_.slot());
+  } else if (journal_ != nullptr && journal_->wants_checkpoint()) {
+    begin_checkpoint(lock);
   }
   changed_.notify_all();
 }
 
+// The tables stand at the batch of the generation that was just captured: the journal's next base.
+void Engine::begin_checkpoint(Lock& lock) {
+  is_paused_ = true;
+  for (const auto& step : queue_) changed_.wait(lock, [&] { return !step->is_sorting; });
+  is_paused_ = false;
+  journal_->begin_checkpoint(committed_);
+  for (const auto& step : queue_) step->is_previous_logged = false;
+}
+
 void Engine::finish_generation() {
-  dense_.finish();
+  dense_.publish();
+  if (journal_ != nullptr) journal_->generation_finished(next_slot(committed_));
   undo_.reclaim(dense_.newest()->header.batch);
   for (auto& step : queue_) step->is_blocked = false;
 }
@@ -220,7 +235,9 @@ void Engine::set_undo_form(UndoForm form) {
 bool Engine::is_dense_due() {
   std::lock_guard lock(mutex_);
   const bool is_half_full = undo_.ring_bytes() > 0 && 2 * undo_.used_bytes() >= undo_.ring_bytes();
-  return committed_ - last_captured_ >= dense_every_ || (is_half_full && !dense_.is_writing()) ||
+  const bool is_checkpoint_due =
+      journal_ != nullptr && !dense_.is_writing() && journal_->wants_checkpoint();
+  return committed_ - last_captured_ >= dense_every_ || is_checkpoint_due || (is_half_full && !dense_.is_writing()) ||
          undo_.live_frames() > layout::kDirectoryEntries / 2;
 }
 
@@ -247,8 +264,37 @@ void Engine::check_background() const {
          "\n  do:    open the pool again; it recovers the last committed batch");
 }
 
+void Engine::log_previous(Step& step) {
+  if (journal_ == nullptr || !journal_->has_base() || step.is_previous_logged) return;
+  journal_->log_previous(step);
+  step.is_previous_logged = true;
+}
+
+void Engine::ensure_previous(Lock& lock, Step& step) {
+  changed_.wait(lock, [&] { return !step.is_sorting; });
+  if (step.is_previous_logged) return;
+  step.is_sorting = true;
+  lock.unlock();
+  log_previous(step);
+  lock.lock();
+  step.is_sorting = false;
+}
+
+// What a checkpoint made forget.
+bool Engine::background_previous(Lock& lock) {
+  if (journal_ == nullptr || !journal_->has_base()) return false;
+  for (size_t i = 0; i < queue_.size() && i <= options_.lookahead; ++i) {
+    const std::shared_ptr<Step> step = queue_[i];
+    if (!step->is_sorted || step->is_sorting || step->is_previous_logged) continue;
+    ensure_previous(lock, *step);
+    changed_.notify_all();
+    return true;
+  }
+  return false;
+}
+
 bool Engine::background_sort(Lock& lock) {
-  if (is_fused_) return false;
+  if (is_fused_ && journal_ == nullptr) return false;
   for (size_t i = 0; i < queue_.size() && i <= options_.lookahead; ++i) {
     const std::shared_ptr<Step> step = queue_[i];
     if (step->is_sorted || step->is_sorting) continue;
@@ -257,6 +303,7 @@ bool Engine::background_sort(Lock& lock) {
     const Stopwatch watch;
     sort(*step, false);
     const uint64_t ns = watch.ns();
+    log_previous(*step);
     lock.lock();
     step->is_sorting = false;
     step->is_sorted = true;
@@ -318,6 +365,27 @@ bool Engine::background_log(Lock& lock) {
   return false;
 }
 
+// A generation takes the place of the one before the newest: with a journal the newest must have
+// become durable's own first, or a power failure would leave none that the rows reach.
+bool Engine::may_write_dense() const {
+  return journal_ == nullptr || dense_.has_begun() || !dense_.newest() ||
+         journal_->durable_batch() >= dense_.newest()->header.batch;
+}
+
+// The next slice of the dense generation; after the last one it is complete.
+void Engine::background_dense(Lock& lock) {
+  lock.unlock();
+  const Stopwatch watch;
+  const bool is_body_written = dense_.write_slice();
+  if (is_body_written) dense_.complete();
+  const uint64_t ns = watch.ns();
+  lock.lock();
+  stats_.background_dense_ns += ns;
+  if (!is_body_written) return;
+  finish_generation();
+  changed_.notify_all();
+}
+
 void Engine::background() {
   FloatMode float_mode;
   Lock lock(mutex_);
@@ -325,15 +393,13 @@ void Engine::background() {
     while (!stop_) {
       if (!is_paused_ && background_sort(lock)) continue;
       if (!is_paused_ && !options_.without_log && background_log(lock)) continue;
+      if (!is_paused_ && background_previous(lock)) continue;
       if (dense_.is_writing() && store_.slot()) {
-        lock.unlock();
-        const Stopwatch watch;
-        const bool is_body_written = dense_.write_slice();
-        const uint64_t ns = watch.ns();
-        lock.lock();
-        stats_.background_dense_ns += ns;
-        if (is_body_written) finish_generation();
-        if (is_body_written) changed_.notify_all();
+        if (may_write_dense()) {
+          background_dense(lock);
+        } else {
+          changed_.wait_for(lock, std::chrono::milliseconds(1));
+        }
         continue;
       }
       changed_.wait(lock);

@@ -33,11 +33,21 @@ void Engine::grow_log(uint64_t frame_bytes) {
   ++stats_.log_growths;
 }
 
+void Engine::admit_to_journal(Lock& lock, const Step& step) {
+  const uint64_t frame_bytes = step.plan.bytes + layout::kResumeBytesMax + 2 * layout::kPage;
+  lock.unlock();
+  journal_->check();
+  journal_->ensure_ring(frame_bytes);
+  lock.lock();
+  if (!journal_->has_room(frame_bytes) && !journal_->is_checkpointing()) fail_log_full();
+}
+
 // Refuses a batch that is larger than the pool's limits, and grows the log for one that is larger
 // than any before: here, so that no error is left for the time after the dense optimizer's step.
 void Engine::admit(Lock& lock, Step& step) {
   ensure_sorted(lock, step);
   if (options_.without_log) return;
+  if (journal_ != nullptr) admit_to_journal(lock, step);
   const FramePlan& plan = step.plan;
   if (options_.rows_per_batch_max > 0 && plan.records > options_.rows_per_batch_max) {
     fail(ErrorKind::kFull, "batch ", committed_ + 1, " changes ", plan.records,

@@ -146,6 +146,8 @@ struct UpdateJob {
   // nullptr: no hand-off.
   const uint32_t* next_record = nullptr;
   RecordColumns next_log;
+  // Journal: takes each distinct row after its update, under the row's own index. nullptr: none.
+  const RecordColumns* after = nullptr;
   FlushFunction flush =
       nullptr;  // called for each updated row and its state, and for hand-off records
 };

@@ -139,6 +139,17 @@ TCXL_INLINE void hand_off_block(const UpdateJob& job, const uint64_t* rows,
   waiting.count -= whole;
 }
 
+// Copies rows after their update into the records that have their own index.
+TCXL_INLINE void copy_after(const UpdateJob& job, const uint64_t* rows, uint64_t first,
+                            uint64_t count) {
+  for (uint64_t i = 0; i < count; i += kGroupRows) {
+    uint32_t record[kGroupRows];
+    for (uint64_t k = 0; k < kGroupRows; ++k) record[k] = static_cast<uint32_t>(first + i + k);
+    const uint64_t n = count - i < kGroupRows ? count - i : kGroupRows;
+    write_records(job.table, rows + i, record, n, *job.after, nullptr);
+  }
+}
+
 TCXL_NOINLINE void flush_block(const UpdateJob& job, const Block& block) {
   if (has_fault(Fault::kNoRowFlush)) return;
   const auto dim = static_cast<uint64_t>(job.table.dim);
@@ -161,6 +172,7 @@ TCXL_INLINE void update_blocks(const UpdateJob& job, const RowLookups& lookups, 
     const Block block{lookups.rows + r, end - r, sums.sum, padded_dim(table.dim)};
     apply_block(job, block);
     crash_point("update: rows");
+    if (job.after != nullptr) copy_after(job, block.rows, r, block.count);
     if (job.next_record != nullptr) {
       hand_off_block(job, block.rows, job.next_record + r, block.count, waiting);
     }

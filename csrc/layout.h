@@ -3,6 +3,8 @@
 //   regions that
 //          the geometry names: dense areas 0 and 1, undo ring
 //   data : the columns (weights, optimizer state) of the tables, each 2 MiB aligned
+// and, for level power on an ordinary file, a third file:
+//   journal : two slots, then a ring of frames; written with pwrite and fdatasync only
 // All numbers little endian. Reserved bytes are zero. Checksums are crc32c over all bytes of the
 // structure before the `crc` member, continued from the pool's crc seed unless said otherwise.
 #pragma once
@@ -24,6 +26,8 @@ inline constexpr uint64_t kGeometryMagic = 0x4d4f4547544c5843ull;
 inline constexpr uint64_t kDenseMagic = 0x45534e454454584cull;
 inline constexpr uint64_t kFrameMagic = 0x454d415246544c58ull;
 inline constexpr uint64_t kDescriptorMagic = 0x43534544544c5843ull;
+inline constexpr uint64_t kJournalSlotMagic = 0x544c534a4c584354ull;
+inline constexpr uint64_t kJournalFrameMagic = 0x4d52464a4c584354ull;
 
 inline constexpr uint16_t kFormatMajor = 1;
 inline constexpr uint16_t kCompat = 0;    // unknown bits: ignore
@@ -199,6 +203,57 @@ struct FrameSegment {
   uint64_t done_offset;  // tags of the blocks, used by fused frames only
 };
 static_assert(sizeof(FrameSegment) == kLine);
+
+// --- journal
+inline constexpr uint64_t kJournalSlots[2] = {0, kPage};  // index seq & 1
+inline constexpr uint64_t kJournalRing = kRegionAlign;    // where the first ring may begin
+
+// The base: every store of batches <= base is durable in the data span. What came after is in the
+// ring, from `head` on.
+struct JournalSlot {
+  uint64_t magic;
+  uint64_t seq;
+  uint64_t life;  // of the journal: another one each time that the pool is opened
+  uint64_t base;
+  uint64_t ring_offset, ring_bytes;
+  uint64_t head;       // from ring_offset
+  uint64_t first_lsn;  // of the frame at `head`
+  uint64_t pool_life;  // Slot::life of the batches in the ring
+  uint64_t dense_batch, dense_life;  // as in Slot: the generation that the base was cut with
+  uint32_t dense_area, dense_crc;
+  uint64_t reserved[3];
+  uint32_t reserved2;
+  uint32_t crc;
+};
+static_assert(sizeof(JournalSlot) == 128);
+
+enum class JournalKind : uint64_t {
+  kPrevious = 1,  // bytes that rows held at the base, before their first change since
+  kBatch = 2,     // bytes of the rows that batch n changed, after it; its resume record: a commit
+  kSkip = 3,      // nothing: the next frame did not fit before the end of the ring
+};
+
+// Page aligned, never wraps. Segments and columns as in an undo frame; checksums of records are
+// continued from that of (id, life, table).
+struct JournalHeader {
+  uint64_t magic;
+  uint64_t lsn;  // consecutive within a life
+  uint64_t life;
+  uint64_t id;  // another one for every frame of a life
+  uint64_t kind;
+  uint64_t batch;
+  uint64_t bytes;      // of the frame, a multiple of a page
+  uint64_t acked_lsn;  // frames up to this one were durable when this one was written
+  uint64_t records;
+  uint64_t num_segments;
+  uint64_t resume_offset;
+  uint32_t resume_bytes;
+  uint32_t resume_crc;
+  uint64_t reserved[3];
+  uint32_t reserved2;
+  uint32_t crc;  // over this header (crc = 0) and all segments
+};
+static_assert(sizeof(JournalHeader) == 128);
 
 // Fused frames: records are written and tagged in blocks, each block before its rows change. As
 // many rows as stay in the second-level cache between the copy and the update.

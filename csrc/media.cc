@@ -166,7 +166,7 @@ bool has_map_sync(int fd) {
 
 }  // namespace
 
-Medium probe_medium(int fd, bool force_fsdax) {
+Medium probe_medium(int fd, const std::string& force) {
   Medium info;
   struct stat status;
   if (::fstat(fd, &status) != 0) fail_os(errno, "cannot look at the pool's file");
@@ -187,7 +187,9 @@ Medium probe_medium(int fd, bool force_fsdax) {
   }
   const bool in_memory =
       info.file_system == "tmpfs" || info.file_system == "ramfs" || info.file_system == "hugetlbfs";
-  if (force_fsdax ||
+  if (force == "block") {
+    info.kind = MediumKind::kBlock;
+  } else if (force == "fsdax" ||
       (!in_memory && status.st_size >= static_cast<off_t>(layout::kPage) && has_map_sync(fd))) {
     info.kind = MediumKind::kFsDax;
   } else {
@@ -333,6 +335,7 @@ void clflush_line(const std::byte* p) { _mm_clflush(p); }
 
 Persistence::Persistence(DurabilityLevel level, MediumKind kind) {
   if (level != DurabilityLevel::kPower) return;
+  if (kind == MediumKind::kBlock) return;  // the journal's work
   if (kind != MediumKind::kDevDax && kind != MediumKind::kFsDax) {
     fail(ErrorKind::kDurability,
          "durability 'power' needs DAX persistent memory here, the medium is ", medium_name(kind));

@@ -41,9 +41,9 @@ struct Medium {
   bool is_copy_on_write = false;
 };
 
-// Looks at the file system (or DAX device) that holds `fd`. force_fsdax: tests of the DAX code path
-// on tmpfs.
-Medium probe_medium(int fd, bool force_fsdax);
+// Looks at the file system (or DAX device) that holds `fd`. force: tests of the code for "fsdax" or
+// "block" on tmpfs.
+Medium probe_medium(int fd, const std::string& force);
 
 // One file (or a window of a DAX device), mapped shared at a fixed address, with address space kept
 // free behind it so that growing never moves a byte. Private mappings read a pool without changing

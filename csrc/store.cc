@@ -52,6 +52,7 @@ Store::Store(const OpenOptions& options) : options_(options), durability_(option
     open_files();
     load_superblock();
     load_geometry();
+    read_session();
     load_slots();
     check_session();
     bind_views();
@@ -128,13 +129,13 @@ void Store::open_files() {
       fail_allocation(error, log_fd_.get(), log_path, kHeadBytes, kHeadBytes);
     }
   }
-  medium_ = probe_medium(log_fd_.get(), options_.force_fsdax);
-  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kBlock &&
+  medium_ = probe_medium(log_fd_.get(), options_.force_medium);
+  if (options_.durability == DurabilityLevel::kPower && medium_.is_network &&
       !options_.read_only) {
-    fail(ErrorKind::kDurability, "durability 'power' on an ordinary file (", medium_.file_system,
-         ", '", options_.path,
-         "') is not available yet\n  do:    use durability 'process' (survives kill -9), or a file "
-         "system mounted with -o dax");
+    fail(ErrorKind::kDurability, "durability 'power' is not available on a network file system (",
+         medium_.file_system, ", '", options_.path,
+         "'): nobody here can tell what its server keeps when it fails\n  do:    use durability "
+         "'process' (survives kill -9), or put the pool on a local disk");
   }
   if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kTmpfs &&
       !options_.read_only) {
@@ -276,18 +277,22 @@ void Store::create(bool is_leftover) {
 
 // --- session
 
-void Store::check_session() {
+void Store::read_session() {
   const auto* s = log_.at<Session>(kSession);
   const bool valid = s->magic == kSessionMagic && s->crc == checksum(*s);
   was_clean_ = valid && s->clean == 1;
-  const bool same_boot =
-      valid && boot_id() == std::string(s->boot_id, ::strnlen(s->boot_id, sizeof s->boot_id));
-  if (was_created_ || was_clean_ || same_boot || durability_ != DurabilityLevel::kProcess || !slot_)
+  is_same_boot_ =
+      valid && !options_.assume_reboot &&
+      boot_id() == std::string(s->boot_id, ::strnlen(s->boot_id, sizeof s->boot_id));
+}
+
+void Store::check_session() {
+  if (was_created_ || was_clean_ || is_same_boot_ || durability_ != DurabilityLevel::kProcess ||
+      !slot_)
     return;
   if (options_.trust_after_reboot || options_.unlocked) return;
   fail(ErrorKind::kRecovery, "the machine restarted while pool '", options_.path,
        "' was open, and its durability is 'process'",
-       valid ? "" : " (its session record is damaged)",
        "\n  state: rows may be torn or old; nothing was changed\n  do:    if the machine was shut "
        "down in order (no power loss), open with "
        "trust_after_reboot; else restore a copy or start anew");
@@ -317,6 +322,17 @@ void Store::sync_all() {
   }
 }
 
+void Store::make_durable(const void* p, uint64_t bytes) {
+  if (!has_journal() || bytes == 0) return;
+  // Of a shared mapping msync writes and syncs the file's range, and that alone.
+  const auto begin = reinterpret_cast<uintptr_t>(p) / kPage * kPage;
+  const uint64_t length = reinterpret_cast<uintptr_t>(p) + bytes - begin;
+  if (::msync(reinterpret_cast<void*>(begin), length, MS_SYNC) == 0) return;
+  const int error = errno;
+  poison("a sync of the log failed");
+  fail_os(error, text("cannot sync '", log_.path(), "'; open the pool again to recover"));
+}
+
 void Store::mark_clean() {
   sync_all();
   auto* s = log_.at<Session>(kSession);
@@ -329,11 +345,13 @@ void Store::mark_clean() {
 }
 
 void Store::poison(const std::string& why) {
+  const std::lock_guard lock(poison_mutex_);
   if (poisoned_.empty()) poisoned_ = why;
 }
 
 void Store::check_alive() const {
   if (options_.read_only) fail(ErrorKind::kPool, "pool '", options_.path, "' is open read only");
+  const std::lock_guard lock(poison_mutex_);
   if (!poisoned_.empty()) {
     fail(ErrorKind::kPool, "pool '", options_.path, "' cannot be used any more: ", poisoned_,
          "\n  do:    open the pool again; it recovers the last committed batch");
@@ -353,7 +371,7 @@ std::string Store::uuid_text() const {
 
 void discard_pool(const std::string& path) {
   Fd lock = lock_pool(path, true);
-  for (const char* name : {"/log", "/data"}) {
+  for (const char* name : {"/log", "/data", "/journal"}) {
     if (::unlink((path + name).c_str()) != 0 && errno != ENOENT)
       fail_os(errno, text("cannot remove '", path, name, "'"));
   }

@@ -23,7 +23,8 @@ struct OpenOptions {
   bool read_only = false;
   bool unlocked = false;  // with read_only: the head only, while a trainer may run (inspect)
   bool trust_after_reboot = false;
-  bool force_fsdax = false;  // tests: the DAX code path on tmpfs
+  std::string force_medium;  // tests: "fsdax" or "block" on tmpfs
+  bool assume_reboot = false;  // tests: as if the machine had restarted since
   bool sparse = false;       // tests: files with holes
 };
 
@@ -57,6 +58,11 @@ class Store {
   // The commit: resume record (P), then slot seq + 1 (P).
   void write_slot(layout::Slot next, const std::string& resume);
   std::string read_resume(const layout::Slot& slot) const;
+  // The slot of a recovery that believed nothing else of the log: no frame of it counts any more.
+  void restart(const layout::Slot& slot, const std::string& resume);
+  // There is no journal to recover from: right if the pool's creation was never completed, else
+  // kCorrupted.
+  void forget_creation();
 
   // --- the rest
   void mark_open();   // session: not clean, this boot
@@ -64,6 +70,8 @@ class Store {
   void disown();      // in a forked child: forgets lock and mappings, which are not its own
   void unlock();      // closed: others may open it, though views keep this object alive
   void sync_all();
+  // Level power on an ordinary file: the bytes are durable on return. Else nothing.
+  void make_durable(const void* p, uint64_t bytes);
   void poison(const std::string& why);  // no store any more; reopen and recover
   void check_alive() const;
 
@@ -80,6 +88,14 @@ class Store {
   bool is_read_only() const { return options_.read_only; }
   bool was_created() const { return was_created_; }
   bool was_clean() const { return was_clean_; }
+  // Level power on an ordinary file: a journal beside log and data (journal.h).
+  bool has_journal() const {
+    return durability_ == DurabilityLevel::kPower && medium_.kind == MediumKind::kBlock;
+  }
+  // The machine went down while the pool was open: only the journal knows what is durable.
+  bool needs_journal() const {
+    return has_journal() && !was_created_ && !was_clean_ && !is_same_boot_;
+  }
   const std::string& creation_note() const { return creation_note_; }
   uint64_t max_life() const { return slot_ ? slot_->life : 0; }
   template <typename T>
@@ -98,6 +114,7 @@ class Store {
   void read_slots();
   void load_slots();
   [[noreturn]] void fail_byte_order() const;
+  void read_session();
   void check_session();
   void bind_views();
   bool read_geometry_copy(uint64_t offset, layout::GeometryHeader& header,
@@ -117,7 +134,9 @@ class Store {
   uint32_t crc_seed_ = 0;
   bool was_created_ = false;
   bool was_clean_ = true;
+  bool is_same_boot_ = true;
   uint64_t device_bytes_ = 0;  // DAX device: log window first, data window behind it
+  mutable std::mutex poison_mutex_;  // threads that write poison, all check
   std::string poisoned_;
   std::string creation_note_;
   int lock_slot_ = -1;

@@ -1,4 +1,5 @@
 // The records of a store that change after its creation: geometry, commit slots, resume records.
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -119,13 +120,6 @@ uint64_t Store::allocate_log(uint64_t bytes) {
   if (device_bytes_ > 0 && end > device_bytes_ / 4 / kRegionAlign * kRegionAlign)
     fail(ErrorKind::kFull, "the log window of '", options_.device, "' is full");
   log_.grow(end, options_.sparse);
-  // The file's new size must not be lost when a geometry that counts on it is durable.
-  if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
-      !has_fault(Fault::kNoSizeSync) && sync_file(log_fd_.get()) != 0) {
-    const int error = errno;
-    poison("fsync of the log failed");
-    fail_os(error, text("cannot sync '", log_.path(), "'"));
-  }
   crash_point("log: space allocated");
   geometry_.log_bytes = end;
   return offset;
@@ -188,12 +182,20 @@ void Store::write_geometry(GeometryHeader next) {
   for (size_t t = 0; t < tables_.size(); ++t) records[t] = tables_[t].record;
   crash_point("geometry: records");
   next.crc = crc32c(crc_of(&next, sizeof next), records, tables_.size() * sizeof(TableRecord));
+  // The files' new sizes first; then this copy. The other one stands until it is whole.
+  if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
+      !has_fault(Fault::kNoSizeSync) && sync_file(log_fd_.get()) != 0) {
+    const int error = errno;
+    poison("a sync of the log failed");
+    fail_os(error, "cannot sync the pool's log");
+  }
   // One checksum covers header and records: a torn write leaves this copy invalid and the other one
   // newest.
   *log_.at<GeometryHeader>(offset) = next;
   if (!has_fault(Fault::kNoGeometryPersist))
     persistence_.persist(log_.base() + offset,
                          sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
+  make_durable(log_.base() + offset, sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
   geometry_ = next;
 }
 
@@ -220,6 +222,7 @@ void Store::load_slots() {
   read_slots();
   for (int i = 1; i < kTries && !slot_ && options_.unlocked; ++i) read_slots();
   const bool untouched = is_zero(log_.base() + kSlotA, 2 * kPage);
+  if (needs_journal()) return;  // torn slots are what a power failure leaves; the journal tells
   if (!slot_ && !untouched) {
     // The very first slot may be torn by a crash; anything later leaves its predecessor valid.
     const bool first_only = is_zero(log_.base() + kSlotA, kPage) && log_.at<Slot>(kSlotB)->seq <= 1;
@@ -252,6 +255,27 @@ void Store::write_slot(Slot next, const std::string& resume) {
   *place = next;
   if (!has_fault(Fault::kNoSlotPersist)) persistence_.persist(place, sizeof next);
   slot_ = next;
+}
+
+void Store::restart(const Slot& slot, const std::string& resume) {
+  std::memset(log_.base() + kDirectory, 0, kDirectoryBytes);
+  persistence_.persist(log_.base() + kDirectory, kDirectoryBytes);
+  write_slot(slot, resume);
+}
+
+void Store::forget_creation() {
+  for (const uint64_t offset : {kSlotA, kSlotB}) {
+    const Slot s = *log_.at<Slot>(offset);
+    if (s.magic != kSlotMagic || s.crc != checksum(s) || s.seq <= 1) continue;
+    fail(ErrorKind::kCorrupted, "'", options_.path,
+         "/journal' is missing or holds no valid slot\n  state: nothing was changed; the machine "
+         "restarted while the pool was open, and only its journal tells what is durable\n  do:    "
+         "restore the file from a copy");
+  }
+  std::memset(log_.base() + kSlotA, 0, 2 * kPage);
+  persistence_.persist(log_.base() + kSlotA, 2 * kPage);
+  make_durable(log_.base() + kSlotA, 2 * kPage);
+  slot_.reset();
 }
 
 std::string Store::read_resume(const Slot& slot) const {

@@ -41,7 +41,7 @@ void UndoLog::grow(uint64_t ring_bytes, uint64_t frame_bytes_max) {
   ring_bytes_ = g.ring_bytes;
 }
 
-void UndoLog::add_segment(FramePlan& plan, size_t table, const TableView& view, uint64_t count) {
+void add_segment(FramePlan& plan, size_t table, const TableView& view, uint64_t count) {
   FrameSegment s{};
   s.table = table;
   s.count = count;
@@ -51,8 +51,8 @@ void UndoLog::add_segment(FramePlan& plan, size_t table, const TableView& view, 
   plan.records += count;
 }
 
-void UndoLog::lay_out(FramePlan& plan) {
-  uint64_t at = sizeof(FrameHeader) + plan.segments.size() * sizeof(FrameSegment);
+void lay_out(FramePlan& plan, uint64_t header_bytes) {
+  uint64_t at = header_bytes + plan.segments.size() * sizeof(FrameSegment);
   auto take = [&](uint64_t bytes) {
     const uint64_t begin = at;
     at = round_up(at + bytes, kLine);
@@ -130,19 +130,46 @@ uint64_t UndoLog::used_bytes() const {
   return bytes;
 }
 
-RecordColumns UndoLog::columns(uint64_t offset, const FrameSegment& segment, uint64_t batch,
-                               uint64_t life) const {
-  std::byte* frame = store_.log().base() + offset;
-  uint64_t identity[3] = {batch, life, segment.table};
-  if (has_fault(Fault::kNoBatchAndLifeInCrc)) identity[0] = identity[1] = 0;
+std::string segments_fault(std::span<const FrameSegment> segments, const std::vector<Table>& tables,
+                           uint64_t bytes, uint64_t records) {
+  auto is_outside = [&](uint64_t offset, uint64_t count, uint64_t width) {
+    return offset > bytes || (width > 0 && count > (bytes - offset) / width);
+  };
+  uint64_t found = 0;
+  for (const FrameSegment& s : segments) {
+    if (s.table >= tables.size()) return text("table number ", s.table, " is unknown");
+    const TableView& view = tables[s.table].view;
+    const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
+    if (s.dim != static_cast<uint64_t>(view.dim) || s.state_dim != states)
+      return text("table ", s.table, " has another shape");
+    if (is_outside(s.row_offset, s.count, sizeof(uint64_t)) ||
+        is_outside(s.crc_offset, s.count, sizeof(uint32_t)) ||
+        is_outside(s.done_offset, num_blocks(s), sizeof(uint64_t)) ||
+        is_outside(s.state_offset, s.count, states * sizeof(float)) ||
+        is_outside(s.weight_offset, s.count, s.dim * sizeof(float)))
+      return "a column is outside the frame";
+    found += s.count;
+  }
+  return found == records ? "" : text("it has ", found, " records, not ", records);
+}
+
+RecordColumns record_columns(std::byte* frame, const FrameSegment& segment, uint32_t crc_start) {
   RecordColumns c;
   c.row = reinterpret_cast<uint64_t*>(frame + segment.row_offset);
   c.crc = reinterpret_cast<uint32_t*>(frame + segment.crc_offset);
   c.state = reinterpret_cast<float*>(frame + segment.state_offset);
   c.weight = reinterpret_cast<float*>(frame + segment.weight_offset);
   c.done = reinterpret_cast<uint64_t*>(frame + segment.done_offset);
-  c.crc_start = store_.crc_of(identity, sizeof identity);
+  c.crc_start = crc_start;
   return c;
+}
+
+RecordColumns UndoLog::columns(uint64_t offset, const FrameSegment& segment, uint64_t batch,
+                               uint64_t life) const {
+  uint64_t identity[3] = {batch, life, segment.table};
+  if (has_fault(Fault::kNoBatchAndLifeInCrc)) identity[0] = identity[1] = 0;
+  return record_columns(store_.log().base() + offset, segment,
+                        store_.crc_of(identity, sizeof identity));
 }
 
 void UndoLog::set_flag(uint64_t batch, uint64_t life, uint64_t offset, const FramePlan& plan,
@@ -221,26 +248,10 @@ UndoLog::Frame UndoLog::open_frame(const Descriptor& d) const {
   if (crc != header.crc || crc != d.frame_crc)
     fail_damaged(d, "its header has checksum ", crc, ", expected ", d.frame_crc);
 
-  auto check_column = [&](uint64_t offset, uint64_t count, uint64_t width) {
-    if (offset > d.bytes || (width > 0 && count > (d.bytes - offset) / width))
-      fail_damaged(d, "a column is outside the frame");
-  };
-  uint64_t records = 0;
-  for (const FrameSegment& s : std::span(segments, header.num_segments)) {
-    if (s.table >= store_.tables().size()) fail_damaged(d, "table number ", s.table, " is unknown");
-    const TableView& view = store_.tables()[s.table].view;
-    const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
-    if (s.dim != static_cast<uint64_t>(view.dim) || s.state_dim != states)
-      fail_damaged(d, "table ", s.table, " has another shape");
-    check_column(s.row_offset, s.count, sizeof(uint64_t));
-    check_column(s.crc_offset, s.count, sizeof(uint32_t));
-    check_column(s.done_offset, num_blocks(s), sizeof(uint64_t));
-    check_column(s.state_offset, s.count, states * sizeof(float));
-    check_column(s.weight_offset, s.count, s.dim * sizeof(float));
-    records += s.count;
-  }
-  if (records != d.records) fail_damaged(d, "it has ", records, " records, not ", d.records);
-  return {header.is_fused != 0, {segments, header.num_segments}};
+  const std::span all(segments, header.num_segments);
+  const std::string fault = segments_fault(all, store_.tables(), d.bytes, d.records);
+  if (!fault.empty()) fail_damaged(d, fault);
+  return {header.is_fused != 0, all};
 }
 
 template <typename Visit>

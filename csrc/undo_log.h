@@ -8,6 +8,7 @@
 #include <functional>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "kernels.h"
@@ -23,6 +24,17 @@ struct FramePlan {
   uint64_t records = 0;
 };
 
+// Adds a table's columns to a plan.
+void add_segment(FramePlan& plan, size_t table, const TableView& view, uint64_t count);
+// Gives every column of the plan its place behind a header of `header_bytes` and the segments.
+void lay_out(FramePlan& plan, uint64_t header_bytes);
+// The columns of a segment; crc_start: checksum of what tells this frame's records from others.
+RecordColumns record_columns(std::byte* frame, const layout::FrameSegment& segment,
+                             uint32_t crc_start);
+// What is wrong with the segments of a frame of `bytes` bytes and `records` records; empty: nothing.
+std::string segments_fault(std::span<const layout::FrameSegment> segments,
+                           const std::vector<Table>& tables, uint64_t bytes, uint64_t records);
+
 class UndoLog {
  public:
   explicit UndoLog(Store& store) : store_(store) {}
@@ -32,10 +44,6 @@ class UndoLog {
   // A new, larger ring (geometry seq + 1). Frames in the old one stay valid where they are until
   // reclaimed.
   void grow(uint64_t ring_bytes, uint64_t frame_bytes_max);
-
-  // Plans a frame: all segments first, then their places.
-  static void add_segment(FramePlan& plan, size_t table, const TableView& view, uint64_t count);
-  static void lay_out(FramePlan& plan);
 
   // Space for the frame of `batch`, the newest so far; false when the ring has none. Zeroes the
   // descriptor (P).

@@ -63,7 +63,7 @@ _NO_BATCH = -1
 
 
 def torture(
-    folder: Path, *, seconds: float, seed: int, medium: Literal["auto", "fsdax"], tally: Tally
+    folder: Path, *, seconds: float, seed: int, medium: Literal["auto", "fsdax", "block"], tally: Tally
 ) -> "Iterator[Torture]":
     """Goes round all scenarios until the time is over or something differs; yields after each run.
 

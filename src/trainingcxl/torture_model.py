@@ -48,7 +48,7 @@ class Scenario:
     has_dense: bool = True
     undo_log: Literal["background", "fused", "alternating"] = "background"
     """Named, as "auto" would choose by time; alternating: another form every few batches."""
-    medium: Literal["auto", "fsdax"] = "auto"
+    medium: Literal["auto", "fsdax", "block"] = "auto"
 
     @property
     def num_consumed(self) -> int:
@@ -191,8 +191,8 @@ class _Rate:
 def open_scenario_pool(path: str, scenario: Scenario) -> Pool:
     """Opens or creates the scenario's pool."""
     options: dict[str, Any] = {}
-    if scenario.medium == "fsdax":
-        options = {"durability": "power", "_medium": "fsdax"}
+    if scenario.medium != "auto":
+        options = {"durability": "power", "_medium": scenario.medium}
     if scenario.undo_log != "alternating":
         options["undo_log"] = scenario.undo_log
     return Pool(path, resume=scenario.resume, threads=scenario.threads, **options)

@@ -67,9 +67,9 @@ bool write_frame(Store& store, UndoLog& undo, uint64_t batch,
                  bool is_fused = false) {
   plan = {};
   for (size_t t = 0; t < rows.size(); ++t) {
-    if (!rows[t].empty()) UndoLog::add_segment(plan, t, store.tables()[t].view, rows[t].size());
+    if (!rows[t].empty()) add_segment(plan, t, store.tables()[t].view, rows[t].size());
   }
-  UndoLog::lay_out(plan);
+  lay_out(plan, sizeof(FrameHeader));
   if (!undo.reserve(batch, plan.bytes, offset)) return false;
   if (is_fused) undo.set_flag(batch, kLife, offset, plan, true);  // the records follow the flag
   for (const FrameSegment& s : plan.segments) {

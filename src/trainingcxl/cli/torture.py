@@ -20,14 +20,14 @@ __all__ = ["command"]
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the choice of kills.")
 @click.option(
     "--medium",
-    type=click.Choice(["auto", "fsdax"]),
+    type=click.Choice(["auto", "fsdax", "block"]),
     default="auto",
     show_default=True,
     help="fsdax runs the code for persistent memory (flush and fence), whatever PATH lies on.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 def command(
-    path: Path, minutes: float, seed: int, medium: Literal["auto", "fsdax"], as_json: bool
+    path: Path, minutes: float, seed: int, medium: Literal["auto", "fsdax", "block"], as_json: bool
 ) -> None:
     """Kill small trainings in the folder PATH and compare what they leave with one left alone.
 

@@ -88,7 +88,7 @@ def verify(path: str | os.PathLike[str]) -> list[Damage]:
     try:
         core = _core.Pool(
             path=str(path), device="", durability="process", read_only=True, unlocked=False,
-            trust_after_reboot=True, force_fsdax=False, sparse=False,
+            trust_after_reboot=True, force_medium="", assume_reboot=False, sparse=False,
         )  # fmt: skip
     except PoolCorrupted as error:
         return [Damage(region="head", where=str(path), what=str(error))]
@@ -100,7 +100,7 @@ def _open_head(path: str | os.PathLike[str]) -> "_core.Pool":
         raise PoolError(f"'{path}' holds no pool\n  do:    check the path; training creates a pool")
     return _core.Pool(
         path=str(path), device="", durability="process", read_only=True, unlocked=True,
-        trust_after_reboot=True, force_fsdax=False, sparse=False,
+        trust_after_reboot=True, force_medium="", assume_reboot=False, sparse=False,
     )  # fmt: skip
 
 

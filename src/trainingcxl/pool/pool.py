@@ -58,8 +58,9 @@ class Pool:
 
     Args:
         path: The pool's folder. Created when it does not exist.
-        durability: "process" (kill -9 at any instant) or "power" (power loss; needs DAX persistent
-            memory).
+        durability: "process" (kill -9 at any instant) or "power" (power loss as well: at once on
+            DAX persistent memory, `durable_batch` follows a few batches behind on an ordinary
+            file).
         resume: "exact" goes back to the newest complete dense generation, "latest" keeps the newest
             committed rows with that generation's dense part (the paper's relaxed checkpoint).
         read_only: Nothing on the medium changes; recovery happens in private memory. Several
@@ -75,6 +76,8 @@ class Pool:
             paper's batch-aware checkpoint), "fused" (the update itself), "auto" (the background as
             long as its work fits into the time that the step spends outside the pool). The results
             are the same, bit for bit.
+        lag_max: Level "power" on an ordinary file: commits that may wait for their sync; the next
+            one waits for the oldest.
         trust_after_reboot: Open a "process" pool that was open when the machine restarted. Right
             after an orderly shutdown; wrong after a power loss.
         progress: Called with (what, done bytes, total bytes) while tables are created.
@@ -103,9 +106,11 @@ class Pool:
         log_bytes: int | None = None,
         lookahead: int = 1,
         undo_log: str = "auto",
+        lag_max: int = 16,
         trust_after_reboot: bool = False,
         progress: Progress | None = None,
         _medium: str = "",
+        _assume_reboot: bool = False,
         _log: bool = True,
     ) -> None:
         self.path = Path(path)
@@ -130,7 +135,8 @@ class Pool:
             durability=durability,
             read_only=read_only,
             trust_after_reboot=trust_after_reboot,
-            force_fsdax=_medium == "fsdax",
+            force_medium=_medium if _medium in ("fsdax", "block") else "",
+            assume_reboot=_assume_reboot,
             sparse=_medium == "sparse",
         )
         try:
@@ -158,6 +164,7 @@ class Pool:
             log_bytes=log_bytes or 0,
             rows_per_batch_max=rows_per_batch_max or 0,
             undo_log=undo_log if _log else "none",
+            lag_max=lag_max,
         )
         self.transaction = Transaction()
         self._owner_pid = os.getpid()
@@ -259,7 +266,8 @@ class Pool:
         none.
         """
         if self.durability == "power":
-            return self.committed_batch
+            behind = self._core.durable_batch()
+            return self.committed_batch if behind is None else int(behind)
         return self._synced_batch if self.medium != "tmpfs" else None
 
     @property

@@ -16,7 +16,18 @@ from typing import Any, TypeVar, cast
 
 from trainingcxl.sim.errors import parameter_error
 
-__all__ = ["TAGS", "Note", "build", "nearest", "number", "read_toml", "text", "unpack", "whole"]
+__all__ = [
+    "TAGS",
+    "Note",
+    "build",
+    "nearest",
+    "number",
+    "read_toml",
+    "series",
+    "text",
+    "unpack",
+    "whole",
+]
 
 TAGS = ("V", "S", "R", "C", "D", "F", "M", "U")
 T = TypeVar("T")
@@ -38,6 +49,12 @@ def number(low: float, high: float, unit: str, *, above: bool = False) -> Any:
 def whole(low: int, high: int, unit: str) -> Any:
     """Declare an integer field, allowed in [low, high]."""
     return field(metadata={"low": low, "high": high, "unit": unit, "above": False, "type": int})
+
+
+def series(count: int, low: float, high: float, unit: str, *, above: bool = False) -> Any:
+    """Declare a field of `count` real values, each as `number` allows."""
+    meta = {"low": low, "high": high, "unit": unit, "above": above, "type": float}
+    return field(metadata={**meta, "count": count})
 
 
 def text(*choices: str) -> Any:
@@ -90,6 +107,16 @@ def unpack(raw: Any, *, key: str, where: str, default: Note) -> tuple[Any, Note]
 
 
 def _checked(value: Any, meta: Mapping[str, Any], *, key: str, where: str) -> Any:
+    if "count" in meta:
+        count = meta["count"]
+        if not isinstance(value, list | tuple) or len(value) != count:
+            raise parameter_error(
+                f"key '{key}' is {value!r}", where=where, do=f"a list of {count} numbers"
+            )
+        one = {name: item for name, item in meta.items() if name != "count"}
+        return tuple(
+            _checked(item, one, key=f"{key}[{k}]", where=where) for k, item in enumerate(value)
+        )
     if meta["type"] is str:
         choices = meta["choices"]
         if not isinstance(value, str) or not value or (choices and value not in choices):

@@ -1,0 +1,259 @@
+#include "journal.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "errors.h"
+#include "stopwatch.h"
+
+namespace tcxl {
+
+using namespace layout;
+
+namespace {
+
+constexpr uint64_t kQueueMax = 4;             // batches whose frames wait in memory
+constexpr uint64_t kFramesMin = 16;           // that the ring has room for
+constexpr uint64_t kFramesUsual = 256;        // ... usually, within the next two bounds
+constexpr uint64_t kRingBytesMin = 64 << 20;
+constexpr uint64_t kRingBytesUsual = 1 << 30;
+
+}  // namespace
+
+Journal::Journal(Store& store) : store_(store), file_(store) {
+  if (store.is_read_only()) return;
+  writer_ = std::thread([this] { run_writer(); });
+  data_thread_ = std::thread([this] { run_data_sync(); });
+}
+
+Journal::~Journal() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  if (writer_.joinable()) writer_.join();
+  if (data_thread_.joinable()) data_thread_.join();
+}
+
+void Journal::rebase(const Slot& slot) {
+  const std::lock_guard lock(mutex_);
+  TCXL_ASSERT(queue_.empty() && !checkpoint_.is_active);
+  store_.sync_all();
+  JournalSlot next = file_.slot().value_or(JournalSlot{});
+  ++next.life;
+  next.base = slot.batch;
+  next.head = 0;
+  next.first_lsn = 1;
+  next.pool_life = slot.life;
+  next.dense_batch = slot.dense_batch;
+  next.dense_life = slot.dense_life;
+  next.dense_area = slot.dense_area;
+  next.dense_crc = slot.dense_crc;
+  file_.write_slot(next);
+  life_ = next.life;
+  next_lsn_ = 1;
+  acked_lsn_ = 0;
+  durable_ = slot.batch;
+  head_ = tail_ = placed_ = head_placed_ = 0;
+  ring_bytes_ = next.ring_bytes;
+}
+
+// --- frames
+
+std::unique_ptr<JournalFrame> Journal::take_frame() {
+  const std::lock_guard lock(mutex_);
+  std::unique_ptr<JournalFrame> frame;
+  if (free_.empty()) {
+    frame = std::make_unique<JournalFrame>();
+  } else {
+    frame = std::move(free_.back());
+    free_.pop_back();
+  }
+  frame->header.id = next_id_++;
+  frame->plan.segments.clear();
+  frame->plan.bytes = frame->plan.records = 0;
+  return frame;
+}
+
+uint64_t Journal::append(std::unique_ptr<JournalFrame> frame) {
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(frame));
+  changed_.notify_all();
+  return ++newest_ticket_;
+}
+
+void Journal::log_previous(Step& step) {
+  const std::lock_guard touch(touch_mutex_);
+  auto frame = take_frame();
+  touched_.resize(store_.tables().size());
+  std::vector<uint64_t>& rows = first_rows_;
+  rows.clear();
+  for (size_t t = 0; t < step.num_tables; ++t) {
+    const StepTable& table = step.tables[t];
+    const TableView& view = store_.tables()[table.table].view;
+    Bits& bits = touched_[table.table];
+    if (bits.words == nullptr) {
+      // calloc: pages of rows that never change cost nothing.
+      bits.words.reset(static_cast<uint64_t*>(std::calloc(view.rows / 64 + 1, sizeof(uint64_t))));
+      if (bits.words == nullptr) fail_os(ENOMEM, "no memory for a bit a row");
+    }
+    const size_t before = rows.size();
+    for (const uint64_t row : table.lookups.rows) {
+      uint64_t& word = bits.words.get()[row / 64];
+      const uint64_t bit = 1ull << (row % 64);
+      if ((word & bit) == 0) rows.push_back(row);
+      word |= bit;
+    }
+    if (rows.size() > before) add_segment(frame->plan, table.table, view, rows.size() - before);
+  }
+  if (rows.empty()) {
+    const std::lock_guard lock(mutex_);
+    free_.push_back(std::move(frame));
+  } else {
+    frame->open(store_, JournalKind::kPrevious, life_, frame->header.id);
+    uint64_t first = 0;
+    for (size_t s = 0; s < frame->columns.size(); ++s) {
+      const FrameSegment& segment = frame->plan.segments[s];
+      copy_rows_to_log(store_.tables()[segment.table].view, rows.data() + first, nullptr,
+                       segment.count, frame->columns[s], nullptr);
+      first += segment.count;
+    }
+    Persistence::fence();  // another thread reads the streamed stores
+    frame->close(store_, 0, "");
+    previous_ticket_ = append(std::move(frame));
+    const std::lock_guard lock(mutex_);
+    stats_.rows_previous += rows.size();
+  }
+  step.previous_ticket = previous_ticket_;
+}
+
+JournalFrame& Journal::begin_batch(const Step& step) {
+  if (batch_ == nullptr) batch_ = take_frame();
+  batch_->plan.segments.clear();
+  batch_->plan.records = 0;
+  for (size_t t = 0; t < step.num_tables; ++t) {
+    const StepTable& table = step.tables[t];
+    if (table.lookups.num_rows() == 0) continue;
+    add_segment(batch_->plan, table.table, store_.tables()[table.table].view,
+                table.lookups.num_rows());
+  }
+  batch_->open(store_, JournalKind::kBatch, life_, batch_->header.id);
+  return *batch_;
+}
+
+void Journal::commit_batch(JournalFrame& frame, uint64_t batch, const std::string& resume) {
+  TCXL_ASSERT(&frame == batch_.get());
+  frame.close(store_, batch, resume);
+  append(std::move(batch_));
+}
+
+void Journal::commit_record(uint64_t batch, const std::string& resume) {
+  check();
+  auto frame = take_frame();
+  frame->open(store_, JournalKind::kBatch, life_, frame->header.id);
+  frame->close(store_, batch, resume);
+  append(std::move(frame));
+}
+
+// --- waiting
+
+void Journal::check() {
+  const std::lock_guard lock(mutex_);
+  if (failure_.empty()) return;
+  fail(ErrorKind::kPool, "the journal of pool '", store_.path(), "' cannot be written: ", failure_,
+       "\n  state: batch ", durable_,
+       " is durable, later ones are not known to be\n  do:    free space or replace the medium, "
+       "then open the pool again; it recovers");
+}
+
+void Journal::wait_before_update(const Step& step, uint64_t batch) {
+  Lock lock(mutex_);
+  const Stopwatch previous;
+  changed_.wait(lock,
+                [&] { return acked_ticket_ >= step.previous_ticket || !failure_.empty(); });
+  stats_.previous_wait_ns += previous.ns();
+  const Stopwatch lag;
+  changed_.wait(lock, [&] {
+    return (batch - durable_ <= lag_max_ && queue_.size() < kQueueMax) || !failure_.empty();
+  });
+  stats_.lag_wait_ns += lag.ns();
+  lock.unlock();
+  check();
+}
+
+void Journal::wait_durable() {
+  Lock lock(mutex_);
+  const uint64_t ticket = newest_ticket_;
+  changed_.wait(lock, [&] { return acked_ticket_ >= ticket || !failure_.empty(); });
+  lock.unlock();
+  check();
+}
+
+void Journal::set_lag_max(uint64_t batches) {
+  const std::lock_guard lock(mutex_);
+  lag_max_ = std::max<uint64_t>(1, batches);
+}
+
+uint64_t Journal::durable_batch() {
+  const std::lock_guard lock(mutex_);
+  return durable_;
+}
+
+JournalStats Journal::stats() {
+  const std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+// --- space
+
+void Journal::ensure_ring(uint64_t frame_bytes) {
+  Lock lock(mutex_);
+  if (kFramesMin * frame_bytes <= ring_bytes_) return;
+  const uint64_t usual = std::min(kFramesUsual * frame_bytes, kRingBytesUsual);
+  grow_to_ = round_up(std::max({kRingBytesMin, 2 * kFramesMin * frame_bytes, usual}), kRegionAlign);
+  grow_error_.clear();
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return grow_to_ == 0 || !failure_.empty(); });
+  const std::string error = grow_error_;
+  lock.unlock();
+  if (!error.empty()) fail(ErrorKind::kFull, error);
+  check();
+}
+
+bool Journal::has_room(uint64_t frame_bytes) {
+  const std::lock_guard lock(mutex_);
+  return used() + kFramesMin / 2 * frame_bytes <= ring_bytes_;
+}
+
+bool Journal::wants_checkpoint() {
+  const std::lock_guard lock(mutex_);
+  return !checkpoint_.is_active && used() > 0 && 2 * used() >= ring_bytes_;
+}
+
+bool Journal::is_checkpointing() {
+  const std::lock_guard lock(mutex_);
+  return checkpoint_.is_active;
+}
+
+void Journal::begin_checkpoint(uint64_t batch) {
+  const std::lock_guard touch(touch_mutex_);
+  const std::lock_guard lock(mutex_);
+  TCXL_ASSERT(!checkpoint_.is_active);
+  for (Bits& bits : touched_) bits.words.reset();
+  checkpoint_ = {};
+  checkpoint_.is_active = true;
+  checkpoint_.base = batch;
+  checkpoint_.ticket = newest_ticket_ + 1;
+  changed_.notify_all();
+}
+
+void Journal::generation_finished(const Slot& slot) {
+  const std::lock_guard lock(mutex_);
+  if (!checkpoint_.is_active || slot.dense_batch < checkpoint_.base) return;
+  checkpoint_.is_dense_done = true;
+  checkpoint_.slot = slot;
+  changed_.notify_all();
+}
+
+}  // namespace tcxl

@@ -1,0 +1,183 @@
+#include "journal_recovery.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "crash_point.h"
+#include "errors.h"
+
+namespace tcxl {
+
+using namespace layout;
+
+namespace {
+
+struct FrameAt {
+  uint64_t offset, room, lsn;
+};
+
+struct Scan {
+  std::vector<FrameAt> frames;
+  uint64_t committed = 0;
+  std::string resume;  // of the newest commit; empty: none since the base
+  uint64_t end_lsn = 0;  // of the first frame that is not there
+};
+
+// The frames from the base on, in order, up to the first that is not whole.
+Scan scan_ring(const JournalFile& file) {
+  const JournalSlot& slot = *file.slot();
+  Scan scan;
+  scan.committed = slot.base;
+  scan.end_lsn = slot.first_lsn;
+  uint64_t at = slot.head, travelled = 0;
+  JournalFrame frame;
+  while (travelled < slot.ring_bytes) {
+    if (at >= slot.ring_bytes) at = 0;
+    const uint64_t room = std::min(slot.ring_bytes - at, slot.ring_bytes - travelled);
+    if (!file.read_frame(slot.ring_offset + at, room, scan.end_lsn, slot.life, frame)) break;
+    const JournalHeader& h = frame.header;
+    scan.frames.push_back({slot.ring_offset + at, room, scan.end_lsn++});
+    if (h.kind == static_cast<uint64_t>(JournalKind::kBatch)) {
+      scan.committed = h.batch;
+      scan.resume.assign(reinterpret_cast<const char*>(frame.bytes.data()) + h.resume_offset,
+                         h.resume_bytes);
+    }
+    at += h.bytes;
+    travelled += h.bytes;
+  }
+  return scan;
+}
+
+// Puts rows to what they were after batch x.
+class Replay {
+ public:
+  Replay(Store& store, uint64_t x) : store_(store), x_(x), seen_(store.tables().size()) {}
+
+  void apply(const JournalFrame& frame) {
+    const bool is_previous = frame.header.kind == static_cast<uint64_t>(JournalKind::kPrevious);
+    const bool is_after = !is_previous && frame.header.batch > x_;
+    for (size_t s = 0; s < frame.columns.size(); ++s) {
+      const FrameSegment& segment = frame.plan.segments[s];
+      const Table& table = store_.tables()[segment.table];
+      std::vector<bool>& seen = seen_[segment.table];
+      if (seen.empty()) seen.resize(table.view.rows);
+      for (uint64_t r = 0; r < segment.count; ++r) {
+        const uint64_t row = frame.columns[s].row[r];
+        // Previous bytes count when they are a row's first record: later ones belong to a base that
+        // was about to be.
+        if (!is_after && (!is_previous || !seen[row])) put(table, frame.columns[s], segment, r);
+        seen[row] = true;
+      }
+    }
+  }
+  uint64_t rows = 0, changed = 0;
+
+ private:
+  void put(const Table& table, const RecordColumns& c, const FrameSegment& segment, uint64_t r) {
+    const uint64_t dim = segment.dim, states = segment.state_dim;
+    float* weight = table.view.weight + c.row[r] * dim;
+    const float* kept = c.weight + r * dim;
+    bool differs = std::memcmp(weight, kept, dim * sizeof(float)) != 0;
+    crash_point("recovery: row");
+    std::memcpy(weight, kept, dim * sizeof(float));
+    if (states > 0) {
+      float* state = table.view.state + c.row[r] * states;
+      differs |= std::memcmp(state, c.state + r * states, states * sizeof(float)) != 0;
+      std::memcpy(state, c.state + r * states, states * sizeof(float));
+    }
+    ++rows;
+    changed += differs ? 1 : 0;
+  }
+
+  Store& store_;
+  const uint64_t x_;
+  std::vector<std::vector<bool>> seen_;
+};
+
+[[noreturn]] void fail_damaged(const Store& store, const std::string& what) {
+  fail(ErrorKind::kCorrupted, "the journal of pool '", store.path(), "' is damaged: ", what,
+       "\n  state: nothing was changed; the machine restarted while the pool was open",
+       "\n  do:    restore the pool from a copy");
+}
+
+// A frame that is missing although a later one says that it had been durable.
+void check_end(const Store& store, const JournalFile& file, const Scan& scan) {
+  if (file.has_later_frame(*file.slot(), scan.end_lsn))
+    fail_damaged(store, text("frame ", scan.end_lsn, " was durable and is not whole"));
+}
+
+// The newest dense generation that the journal's rows reach.
+Generation find_generation(const Store& store, const DenseLog& dense, const JournalSlot& base,
+                           uint64_t committed) {
+  Slot seen_from{};
+  seen_from.batch = committed;
+  seen_from.life = base.pool_life;
+  seen_from.dense_batch = base.dense_batch;
+  seen_from.dense_life = base.dense_life;
+  seen_from.dense_area = base.dense_area;
+  seen_from.dense_crc = base.dense_crc;
+  const auto generation = dense.newest_valid(seen_from);
+  if (!generation || generation->header.batch < base.base) {
+    fail_damaged(store, text("no dense generation between batches ", base.base, " and ", committed));
+  }
+  return *generation;
+}
+
+}  // namespace
+
+RecoveryReport recover_from_journal(Store& store, UndoLog& undo, DenseLog& dense,
+                                    const JournalFile& file, bool exact) {
+  const JournalSlot base = *file.slot();
+  const Scan scan = scan_ring(file);
+  check_end(store, file, scan);
+  const Generation generation = find_generation(store, dense, base, scan.committed);
+  undo.attach();
+  RecoveryReport report;
+  report.is_exact = exact;
+  report.has_point = true;
+  report.committed_batch = scan.committed;
+  report.dense_batch = generation.header.batch;
+  report.resumed_batch = exact ? report.dense_batch : scan.committed;
+  const bool has_record = !exact && !scan.resume.empty();
+  report.resume = has_record ? scan.resume : dense.read_resume(generation);
+
+  Replay replay(store, report.resumed_batch);
+  JournalFrame frame;
+  for (const FrameAt& f : scan.frames) {
+    if (!file.read_frame(f.offset, f.room, f.lsn, base.life, frame))
+      fail_damaged(store, text("frame ", f.lsn, " cannot be read twice"));
+    replay.apply(frame);
+  }
+  report.rows_rolled_back = replay.rows;
+  report.rows_changed = replay.changed;
+  dense.set_newest(generation);
+  if (store.is_read_only()) return report;
+
+  store.sync_all();
+  Slot next{};
+  next.batch = report.resumed_batch;
+  next.life = std::max({store.max_life(), dense.newest_life(), base.pool_life}) + 1;
+  if (report.dense_batch != next.batch)
+    dense.rewrite(generation, next.batch, next.life, report.resume);
+  const Generation& named = *dense.newest();
+  next.dense_batch = named.header.batch;
+  next.dense_life = named.header.life;
+  next.dense_area = named.area;
+  next.dense_crc = named.header.crc;
+  store.restart(next, report.resume);
+  return report;
+}
+
+void verify_journal(const Store& store, std::vector<Damage>& found) {
+  if (!store.has_journal()) return;
+  const JournalFile file(store);
+  if (!file.slot()) {
+    found.push_back({"journal", file.path(), "no slot is valid"});
+    return;
+  }
+  const Scan scan = scan_ring(file);
+  if (file.has_later_frame(*file.slot(), scan.end_lsn))
+    found.push_back({"journal", text("frame ", scan.end_lsn), "was durable and is not whole"});
+}
+
+}  // namespace tcxl
