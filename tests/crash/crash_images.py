@@ -24,9 +24,12 @@ from typing import Any
 
 _FAULT_LIST = Path(__file__).parents[2] / "csrc" / "fault.h"
 _SECONDS_MAX = 900  # of one child
-# The plan that shows a fault is among these, in this order.
+_SHOWN = 20  # problems
+# A fault is looked for in these, in this order ...
 _MUTANT_PLANS = ("background", "fused", "relive", "relive fused", "alternating", "workers",
                  "workers fused")  # fmt: skip
+# ... and first in the one that is known to show it, where that is another.
+_SHOWN_BY = {"NoRowFence": "workers", "ReclaimEarly": "fused", "RecoveryWithoutEvidence": "relive"}
 
 
 def use_core(path: Path) -> None:
@@ -103,10 +106,12 @@ def run_images(mode: str, images: int, seed: int, width: int) -> tuple[dict[str,
     """All plans in one mode: its JSON line, and the problems."""
     from power_trace import TRACES
 
-    names = list(TRACES)
+    total = sum(plan.share for plan in TRACES.values())
     jobs = [
-        lambda name=name, i=i: run_plan(name, mode, images // len(names) + 1, seed + i)
-        for i, name in enumerate(names)
+        lambda name=name, plan=plan, i=i: run_plan(
+            name, mode, 1 + int(images * plan.share / total), seed + i
+        )
+        for i, (name, plan) in enumerate(TRACES.items())
     ]
     results = [result for _, result in in_children(jobs, width)]
     problems = [problem for result in results for problem in result["problems"]]
@@ -120,16 +125,17 @@ def run_images(mode: str, images: int, seed: int, width: int) -> tuple[dict[str,
     return line | {"bad": len(problems)}, problems
 
 
-def run_mutant(number: int, images: int, seed: int) -> dict[str, Any]:
+def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[str, Any]:
     """One fault, until it is found; 0 is none, which must pass everything."""
     from trainingcxl import _core
 
     _core.plant_fault(number)
+    first = _SHOWN_BY.get(faults()[number], _MUTANT_PLANS[0])
     tried = 0
-    for plan in _MUTANT_PLANS:
+    for plan in sorted(_MUTANT_PLANS, key=lambda plan: plan != first):
         for mode in ("weak", "tso"):
             try:
-                result = run_plan(plan, mode, images, seed, problems_max=20)
+                result = run_plan(plan, mode, images, seed, problems_max)
             except Exception as error:  # a fault may show in the training itself
                 result = {"images": 0, "problems": [f"{type(error).__name__}: {error}"]}
             tried += result["images"]
@@ -140,14 +146,18 @@ def run_mutant(number: int, images: int, seed: int) -> dict[str, Any]:
     return {"images": tried, "problems": []}
 
 
-def run_mutants(images: int, seed: int, width: int) -> tuple[dict[str, Any], list[str]]:
+def run_mutants(
+    images: int, seed: int, width: int, problems_max: int
+) -> tuple[dict[str, Any], list[str]]:
     """All faults, and none before, between and after them."""
     names = faults()
-    order = [0, *(n for n in range(1, len(names)))]
+    order = list(range(len(names)))
     for place in (len(order) // 2, len(order)):
         order.insert(place, 0)
-    jobs = [lambda number=number, i=i: run_mutant(number, images, seed + i)
-            for i, number in enumerate(order)]  # fmt: skip
+    jobs = [
+        lambda number=number, i=i: run_mutant(number, images, seed + i, problems_max)
+        for i, number in enumerate(order)
+    ]
     bad_images: dict[str, int] = {}
     problems = []
     for i, result in in_children(jobs, width):
@@ -169,6 +179,7 @@ def main() -> int:
     parser.add_argument("--modes", default="tso,weak")
     parser.add_argument("--faults", type=Path, help="native core built by tools/fault_build.sh")
     parser.add_argument("--mutant-images", type=int, default=300, help="per fault and plan")
+    parser.add_argument("--bad-max", type=int, default=20, help="of a fault, before the next")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))))
     options = parser.parse_args()
@@ -181,10 +192,12 @@ def main() -> int:
         print(json.dumps(line | {"seconds": round(time.perf_counter() - started, 1)}), flush=True)
         problems += found
     if options.faults is not None:
-        line, found = run_mutants(options.mutant_images, options.seed, options.jobs)
+        line, found = run_mutants(
+            options.mutant_images, options.seed, options.jobs, options.bad_max
+        )
         print(json.dumps(line), flush=True)
         problems += found
-    for problem in problems:
+    for problem in problems[:_SHOWN]:
         print(problem, file=sys.stderr)
     return 1 if problems else 0
 

@@ -119,6 +119,7 @@ class Scratch:
             file = self.path / _NAMES[number]
             if size < 0:
                 file.unlink()
+                self._maps[number] = None
             elif size != 8 * self._home(number).size:
                 os.truncate(file, size)
 
@@ -127,10 +128,10 @@ class Scratch:
         self._puts += 1
         for number, file in enumerate(self.medium.files):
             path = self.path / _NAMES[number]
-            home = self._home(number)
-            if not path.exists() or path.stat().st_size != 8 * home.size:
+            if self._maps[number] is None or path.stat().st_size != 8 * file.durable.size:
                 self._rewrite(number)
                 continue
+            home = self._home(number)
             pages = np.fromiter(self._touched[number], np.int64)
             pages = pages[pages < home.size // _PAGE_WORDS]
             now = home.reshape(-1, _PAGE_WORDS)
@@ -152,10 +153,15 @@ class Scratch:
     def _rewrite(self, number: int) -> None:
         path, durable = self.path / _NAMES[number], self.medium.files[number].durable
         self._maps[number] = None
-        durable.tofile(path)
-        self._maps[number] = (
-            np.memmap(path, np.uint64, "r+") if durable.size else np.zeros(0, np.uint64)
-        )
+        if not durable.size:
+            path.write_bytes(b"")
+            self._maps[number] = np.zeros(0, np.uint64)
+            return
+        path.touch()
+        os.truncate(path, 8 * durable.size)  # pages that are there already stay: that is faster
+        home = np.memmap(path, np.uint64, "r+")
+        home[:] = durable
+        self._maps[number] = home
 
 
 @dataclass

@@ -21,6 +21,10 @@ from power_trace import Plan, Trace, open_core, record, recording
 
 __all__ = ["Rig", "Tally"]
 
+# Share of the moments at which the process is killed before the power fails. A slot that is only in
+# the cache is what a recovery must not build on.
+_KILLS, _KILLS_AT_SLOT = 0.04, 0.5
+
 
 @dataclass
 class Tally:
@@ -93,7 +97,6 @@ class Rig:
         is_nested: bool,
     ) -> None:
         folder = self.folder / ("nested" if is_nested else "images")
-        shutil.rmtree(folder, ignore_errors=True)
         scratch = Scratch(folder, medium, self._pages)
         kinds = Kinds()
         for event, mark, following in _with_marks(trace):
@@ -147,7 +150,8 @@ class Rig:
             if not is_nested and self._since_nested >= 60 and found.has_undone:
                 self._since_nested = 0
                 self._crash_in_recovery(medium, image, expect)
-        if not is_nested and self.choose.random() < 0.06:
+        share = _KILLS_AT_SLOT if "slot" in pending else _KILLS
+        if not is_nested and self.choose.random() < share:
             self._kill_then_cut(medium, expect)
 
     def _try(self, scratch: Scratch, image: Image, expect: Expect) -> Found:
@@ -176,17 +180,13 @@ class Rig:
             self._recover_recorded(copy.deepcopy(medium), expect)
 
     def _recover_recorded(self, medium: Medium, expect: Expect) -> None:
-        folder = self.folder / "recovered"
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "pool").mkdir(parents=True)
-        for name, file in zip(("log", "data"), medium.files, strict=True):
-            if file.size >= 0:
-                (folder / "pool" / name).write_bytes(file.memory.tobytes()[: file.size])
+        scratch = Scratch(self.folder / "recovered", medium, self._pages)
+        scratch.put(medium.everything())
         exact = self.choose.random() < 0.6
         found: dict[str, Any] = {}
-        with recording(folder / "pool") as recorded:
+        with recording(scratch.path) as recorded:
             try:
-                core = open_core(str(folder / "pool"))
+                core = open_core(str(scratch.path))
                 found = core.recover(exact)
                 core.close(False)
             except Exception as error:
@@ -200,12 +200,12 @@ class Rig:
         expect.recovering(
             {name: found[name] for name in names}, is_all_durable=not medium.pending
         )
-        self._explore(trace, medium, expect, 6, None, is_nested=True)
+        self._explore(trace, medium, expect, 10, None, is_nested=True)
         expect.recovered()
         scratch = Scratch(self.folder / "nested", medium, self._pages)
         kinds = Kinds()
         kinds.learn(medium.files[0].memory)
-        self._try_all(scratch, medium, expect, kinds, 10, is_nested=True)
+        self._try_all(scratch, medium, expect, kinds, 16, is_nested=True)
 
 
 def _pages_of(trace: Trace, number: int) -> set[int]:

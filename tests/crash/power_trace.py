@@ -43,6 +43,8 @@ class Plan:
     """This batch outgrows the log; negative: none."""
     threads: int = 1
     batches: int = 9
+    share: float = 1.0
+    """Of the images that each plan gets; less where each takes long."""
     skipped: tuple[int, ...] = (4,)
     steps: Callable[["Training"], None] = field(default=lambda training: None)
 
@@ -97,7 +99,7 @@ def dense_blob(plan: Plan, history: int, batch: int) -> bytes:
 def open_core(path: str) -> "_core.Pool":
     return _core.Pool(
         path=path, device="", durability="power", read_only=False, unlocked=False,
-        trust_after_reboot=False, force_fsdax=True, sparse=False,
+        trust_after_reboot=False, force_medium="fsdax", assume_reboot=False, sparse=False,
     )  # fmt: skip
 
 
@@ -238,7 +240,7 @@ class Training:
         fixed = 0 if self.plan.wide_batch >= 0 else 2 << 20
         self.core.start(
             threads=self.plan.threads, lookahead=1, log_bytes=fixed, rows_per_batch_max=0,
-            undo_log=form,
+            undo_log=form, lag_max=8,
         )  # fmt: skip
         self.core.set_dense_every(self.plan.dense_every)
 
@@ -324,6 +326,8 @@ def _through(training: Training) -> None:
 TRACES = {
     plan.name: plan
     for plan in (
+        Plan("growth", wide_batch=3, bags=350, lookups=8, blob_bytes=3 << 20, batches=5,
+             share=0.1, steps=_through),
         Plan("background", steps=_plain),
         Plan("fused", undo_log="fused", dense_every=1, steps=_plain),
         Plan("relive", steps=_relive),
@@ -331,8 +335,6 @@ TRACES = {
         Plan("alternating", undo_log="alternating", dense_every=1, steps=_relive),
         Plan("workers", bags=520, lookups=8, threads=2, batches=5, steps=_through),
         Plan("workers fused", undo_log="fused", bags=520, lookups=8, threads=2, batches=5,
-             steps=_through),
-        Plan("growth", wide_batch=5, bags=350, lookups=8, blob_bytes=3 << 20, batches=8,
              steps=_through),
     )
 }  # fmt: skip
