@@ -82,9 +82,9 @@ class CorePool {
       engine_->drop_announced();  // a loop over batches may end after the pool was closed
   }
   void start(const EngineOptions& options) {
-    if (journal_) journal_->set_lag_max(options.lag_max);
-    engine_ = std::make_unique<Engine>(store_, undo_, dense_, journal_.get(),
-                                       report_.resumed_batch, options);
+    if (journal_) journal_->configure(options.lag_max, options.journal_bytes);
+    engine_ = std::make_unique<Engine>(store_, undo_, dense_, journal_.get(), report_.resumed_batch,
+                                       options);
   }
   void check_owner() const {
     if (::getpid() == owner_) return;

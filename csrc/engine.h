@@ -50,7 +50,9 @@ struct EngineOptions {
   uint64_t log_bytes = 0;           // ring size, 0: chosen from the batches
   uint64_t rows_per_batch_max = 0;  // 0: the log grows when a batch needs it
   UndoForm undo_form = UndoForm::kAuto;
-  uint64_t lag_max = 16;            // level power on a file: commits that may wait for a sync
+  // Level power on a file: commits that may wait for a sync; first size of the ring, 0: by batches.
+  uint64_t lag_max = 16;
+  uint64_t journal_bytes = 0;
   bool without_log = false;  // benchmarks: what training costs without durability
 };
 
@@ -126,6 +128,8 @@ class Engine {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  // Of a resume record, for sizes; the journal's ring takes several frames with a longer one, too.
+  static constexpr uint64_t kResumeUsual = 16 << 10;
   std::shared_ptr<Step> fresh_step();
   void add_tables(Step& step);
   void sort(Step& step, bool parallel);
@@ -139,6 +143,7 @@ class Engine {
   void ensure_sorted(Lock& lock, Step& step);
   void ensure_flag(Lock& lock, Step& step);
   void ensure_previous(Lock& lock, Step& step);
+  bool can_log_previous(const Step& step) const;
   void log_previous(Step& step);
   void begin_checkpoint(Lock& lock);
   void admit(Lock& lock, Step& step);

@@ -147,6 +147,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   JournalFrame* frame = nullptr;
   if (journal_ != nullptr) {
     ensure_previous(lock, *step);
+    TCXL_ASSERT(step->is_previous_logged);
     lock.unlock();
     journal_->wait_before_update(*step, committed_ + 1);
     frame = &journal_->begin_batch(*step);

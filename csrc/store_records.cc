@@ -177,8 +177,7 @@ void Store::write_geometry(GeometryHeader next) {
   *log_.at<GeometryHeader>(offset) = next;
   persistence_.persist(log_.base() + offset,
                        sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
-  make_durable(log_.base() + offset,
-               sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
+  make_durable(log_.base() + offset, sizeof(GeometryHeader) + tables_.size() * sizeof(TableRecord));
   geometry_ = next;
 }
 

@@ -128,8 +128,8 @@ uint64_t UndoLog::used_bytes() const {
   return bytes;
 }
 
-std::string segments_fault(std::span<const FrameSegment> segments,
-                           const std::vector<Table>& tables, uint64_t bytes, uint64_t records) {
+std::string segments_fault(std::span<const FrameSegment> segments, const std::vector<Table>& tables,
+                           uint64_t bytes, uint64_t records) {
   auto is_outside = [&](uint64_t offset, uint64_t count, uint64_t width) {
     return offset > bytes || (width > 0 && count > (bytes - offset) / width);
   };

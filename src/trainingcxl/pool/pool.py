@@ -78,6 +78,8 @@ class Pool:
             are the same, bit for bit.
         lag_max: Level "power" on an ordinary file: commits that may wait for their sync; the next
             one waits for the oldest.
+        journal_bytes: Level "power" on an ordinary file: first size of the journal's ring; it
+            grows with the batches. Default: 64 MiB to 1 GiB.
         trust_after_reboot: Open a "process" pool that was open when the machine restarted. Right
             after an orderly shutdown; wrong after a power loss.
         progress: Called with (what, done bytes, total bytes) while tables are created.
@@ -107,6 +109,7 @@ class Pool:
         lookahead: int = 1,
         undo_log: str = "auto",
         lag_max: int = 16,
+        journal_bytes: int | None = None,
         trust_after_reboot: bool = False,
         progress: Progress | None = None,
         _medium: str = "",
@@ -114,16 +117,7 @@ class Pool:
         _log: bool = True,
     ) -> None:
         self.path = Path(path)
-        if resume not in ("exact", "latest"):
-            raise ValueError(f"resume is '{resume}', expected 'exact' or 'latest'")
-        if self.path.is_char_device():
-            raise ValueError(f"'{path}' is a device: pass a folder as path and device='{path}'")
-        if not 1 <= lookahead <= 8:
-            raise ValueError(f"lookahead is {lookahead}, expected 1 to 8")
-        if undo_log not in ("auto", "background", "fused"):
-            raise ValueError(f"undo_log is '{undo_log}', expected 'auto', 'background' or 'fused'")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads is {threads}, expected 1 or more")
+        _check_options(path, resume, lookahead, undo_log, threads, lag_max)
         self.threads = threads or len(os.sched_getaffinity(0))
         self.lookahead = lookahead
         self._progress = progress
@@ -165,6 +159,7 @@ class Pool:
             rows_per_batch_max=rows_per_batch_max or 0,
             undo_log=undo_log if _log else "none",
             lag_max=lag_max,
+            journal_bytes=journal_bytes or 0,
         )
         self.transaction = Transaction()
         self._owner_pid = os.getpid()
@@ -367,6 +362,28 @@ class _Closed:
         raise PoolError(
             f"pool '{self._path}' is closed\n  do:    open it again with Pool('{self._path}')"
         )
+
+
+def _check_options(
+    path: str | os.PathLike[str],
+    resume: str,
+    lookahead: int,
+    undo_log: str,
+    threads: int | None,
+    lag_max: int,
+) -> None:
+    if resume not in ("exact", "latest"):
+        raise ValueError(f"resume is '{resume}', expected 'exact' or 'latest'")
+    if Path(path).is_char_device():
+        raise ValueError(f"'{path}' is a device: pass a folder as path and device='{path}'")
+    if not 1 <= lookahead <= 8:
+        raise ValueError(f"lookahead is {lookahead}, expected 1 to 8")
+    if undo_log not in ("auto", "background", "fused"):
+        raise ValueError(f"undo_log is '{undo_log}', expected 'auto', 'background' or 'fused'")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads is {threads}, expected 1 or more")
+    if lag_max < 1:
+        raise ValueError(f"lag_max is {lag_max}, expected 1 or more")
 
 
 def _report(found: Mapping[str, Any], seconds: float) -> RecoveryReport:
