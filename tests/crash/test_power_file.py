@@ -55,7 +55,7 @@ def test_power_cut_at_each_step_of_the_journal(ask: Any, tmpfs_folder: Path, poi
 
 
 def test_power_cuts_in_recovery(ask: Any, tmpfs_folder: Path) -> None:
-    """Recovery from the journal dies at each of its points, then succeeds: no evidence is spoilt."""
+    """Recovery from the journal dies at each of its points, then succeeds: evidence stays."""
     found = ask(
         "planned_kills",
         folder=str(tmpfs_folder),
