@@ -196,6 +196,21 @@ void bind_commits(nb::class_<CorePool>& pool) {
     d.update(journal_stats_dict(self.journal() ? self.journal()->stats() : JournalStats{}));
     return d;
   });
+  pool.def(
+      "begin_snapshot", [](CorePool& self, const std::string& path) { self.begin_snapshot(path); },
+      "path"_a, nogil);
+  pool.def("snapshot_progress",
+           [](CorePool& self) -> std::optional<std::tuple<uint64_t, uint64_t, uint64_t, bool>> {
+             const Snapshot* s = self.engine().snapshot();
+             if (s == nullptr) return std::nullopt;
+             return std::tuple(s->batch(), s->bytes_done(), s->bytes_total(), s->is_done());
+           });
+  pool.def(
+      "wait_snapshot",
+      [](CorePool& self) {
+        if (self.engine().snapshot() != nullptr) self.engine().snapshot()->wait();
+      },
+      nogil);
   // None where durability is not a matter of time: `process`, or `power` on DAX.
   pool.def("durable_batch", [](CorePool& self) -> std::optional<uint64_t> {
     return self.journal() ? std::optional(self.journal()->durable_batch()) : std::nullopt;

@@ -49,6 +49,11 @@ class CorePool {
     if (!engine_) fail(ErrorKind::kPool, "pool '", store_.path(), "' is closed or was not started");
     return *engine_;
   }
+  void begin_snapshot(const std::string& path) {
+    const bool reads = store_.is_read_only();  // then the slot's record is not the recovered one
+    if (!store_.slot()) fail(ErrorKind::kPool, "pool '", store_.path(), "' has no batch yet");
+    engine().begin_snapshot(path, reads ? report_.resume : store_.read_resume(*store_.slot()));
+  }
   Journal* journal() { return journal_.get(); }
   // Everything committed is on the medium as durably as it can be.
   void sync() {

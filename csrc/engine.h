@@ -24,6 +24,7 @@
 
 #include "dense_log.h"
 #include "journal.h"
+#include "snapshot.h"
 #include "step.h"
 #include "stopwatch.h"
 #include "store.h"
@@ -120,6 +121,11 @@ class Engine {
   bool is_dense_due();
   void set_undo_form(UndoForm form);  // of the steps that have no undo record yet
 
+  // A copy of the committed batch at `path`, made in the background. Its dense generation must be
+  // complete. One at a time.
+  void begin_snapshot(const std::string& path, const std::string& resume);
+  Snapshot* snapshot() { return snapshot_.get(); }
+
   uint64_t committed() const { return committed_; }
   uint64_t dense_batch();
   uint64_t log_used_bytes();
@@ -159,6 +165,7 @@ class Engine {
   uint64_t log_block_rows(const Step& step, size_t t) const;
   layout::Slot next_slot(uint64_t batch) const;
   void finish_generation();
+  void detach_snapshot();
   void background();
   bool background_sort(Lock& lock);
   bool background_log(Lock& lock);
@@ -196,6 +203,9 @@ class Engine {
   double work_ns_per_row_ = 0;
   std::string background_error_;
   Stats stats_;
+
+  std::unique_ptr<Snapshot> snapshot_;
+  bool is_snapshot_attached_ = false, is_updating_ = false;
 
   std::shared_ptr<Step> prepared_;
   std::vector<const float*> grads_;  // per group of the prepared step

@@ -43,6 +43,25 @@ void Engine::begin_checkpoint(Lock& lock) {
   for (const auto& step : queue_) step->is_previous_logged = false;
 }
 
+void Engine::begin_snapshot(const std::string& path, const std::string& resume) {
+  Lock lock(mutex_);
+  if (!store_.is_read_only()) store_.check_alive();
+  if (options_.without_log) fail(ErrorKind::kPool, "a pool without undo log has no snapshots");
+  if (snapshot_ && !snapshot_->is_done())
+    fail(ErrorKind::kPool, "a snapshot of batch ", snapshot_->batch(), " is being taken already");
+  snapshot_.reset();
+  snapshot_ = std::make_unique<Snapshot>(store_, dense_, committed_, resume, path);
+  is_snapshot_attached_ = true;
+  snapshot_->start([this] { detach_snapshot(); });
+}
+
+// What was copied may hold rows of a batch whose update has begun: its records are wanted, too.
+void Engine::detach_snapshot() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return !is_updating_ || stop_; });
+  is_snapshot_attached_ = false;
+}
+
 void Engine::finish_generation() {
   dense_.publish();
   if (journal_ != nullptr) journal_->generation_finished(next_slot(committed_));

@@ -354,6 +354,7 @@ class FaultTolerantRun:
         self.pool.transaction.clear()
         self._count_time()
         self._dense.capture_if_due(self._record_bytes(), self._step_seconds)
+        self.pool.desk.serve()
 
     def _step_schedulers(self) -> None:
         for collection in self.pool.transaction.collections:
@@ -385,8 +386,7 @@ class FaultTolerantRun:
         self._has_warned = True
         self._notice(
             f"batch {self.committed_batch} was not announced ahead, so its undo log was written "
-            "in the commit; "
-            "iterate with run.batches(loader), and pass sparse_of= when batches have no `sparse` "
+            "in the commit; iterate with run.batches(loader), and pass sparse_of= when batches have no `sparse` "
             "(said once; run.stats.unannounced_batches counts)"
         )
 

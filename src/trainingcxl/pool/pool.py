@@ -15,6 +15,7 @@ import numpy as np
 
 from trainingcxl import _core
 from trainingcxl.errors import PoolError, PoolFull, PoolLocked, TrainingCXLError
+from trainingcxl.pool.snapshot import Snapshot, SnapshotDesk
 from trainingcxl.pool.table import OPTIMIZERS, Table, TableSpec, check_same_shape
 from trainingcxl.transaction import Transaction
 
@@ -23,7 +24,7 @@ __all__ = ["Pool", "RecoveryReport"]
 Progress = Callable[[str, int, int], None]
 # Not part of the digest: clocks and places, and generators, which a script may leave unseeded.
 _NOT_LOGICAL = ("volatile", "rng", "epoch_rng", "fetch_rng")
-_FILES = ("log", "data", "lock")  # lock last: it guards the others while they go
+_FILES = ("log", "data", "journal", "lock")  # lock last: it guards the others while they go
 _INIT_BYTES = 64 << 20  # between two progress reports, and two chances for Ctrl-C
 _DIGEST_BYTES = 16 << 20
 
@@ -162,6 +163,8 @@ class Pool:
             journal_bytes=journal_bytes or 0,
         )
         self.transaction = Transaction()
+        self._snapshot: Snapshot | None = None
+        self.desk = SnapshotDesk(self.path, lambda to: self.snapshot(to, wait=False))
         self._owner_pid = os.getpid()
         self._finalizer = weakref.finalize(self, _abandon, self._core, self._owner_pid)
 
@@ -302,6 +305,39 @@ class Pool:
             sha.update(blob.data)
         return sha.hexdigest()
 
+    def snapshot(self, path: str | os.PathLike[str], *, wait: bool = True) -> Snapshot:
+        """Copies the committed batch, while training goes on, to a new pool.
+
+        The copy is made by a thread of the lowest priority. It holds tables, optimizer state, dense
+        part, position: it can be opened, evaluated, and trained on. Call between two batches; the
+        dense part of the committed batch is written first.
+
+        Args:
+            path: An empty or new folder.
+            wait: Return when it is complete and on the medium; else see Snapshot.wait.
+
+        Raises:
+            PoolError: The folder holds something, or another snapshot is being taken.
+            PoolFull: No space; nothing is left behind. The training may go on.
+        """
+        target = Path(path)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise PoolError(
+                f"'{target}' is not an empty folder\n"
+                "  state: it is unchanged\n  do:    choose another path for the snapshot"
+            )
+        if not self.is_read_only:
+            self.settle()
+        try:
+            self._core.begin_snapshot(str(target))
+        except (TrainingCXLError, OSError):
+            _remove_empty_pool(target)
+            raise
+        self._snapshot = Snapshot(self._core, target)
+        if wait:
+            self._snapshot.wait()
+        return self._snapshot
+
     # --- life
 
     def on_close(self, closer: Callable[[], None]) -> None:
@@ -315,6 +351,9 @@ class Pool:
         if not self._finalizer.alive:
             return
         try:
+            self.desk.finish()
+            if self._snapshot is not None and not self._snapshot.is_done:
+                self._snapshot.wait()
             while self._closers and os.getpid() == self._owner_pid:
                 self._closers.pop()()
         finally:
