@@ -187,6 +187,10 @@ void bind_commits(nb::class_<CorePool>& pool) {
       "set_undo_log",
       [](CorePool& self, const std::string& form) { self.engine().set_undo_form(undo_form(form)); },
       "form"_a);
+}
+
+void bind_state(nb::class_<CorePool>& pool) {
+  const auto nogil = nb::call_guard<nb::gil_scoped_release>();
   pool.def("is_dense_due", [](CorePool& self) { return self.engine().is_dense_due(); });
   pool.def_prop_ro("committed", [](CorePool& self) { return self.engine().committed(); });
   pool.def_prop_ro("dense_batch", [](CorePool& self) { return self.engine().dense_batch(); });
@@ -225,6 +229,7 @@ void bind_engine(nb::module_& module, nb::class_<CorePool>& pool) {
       .def_prop_ro("is_announced", [](const Lookup& self) { return self.step != nullptr; });
   bind_lookups(pool);
   bind_commits(pool);
+  bind_state(pool);
 }
 
 }  // namespace tcxl

@@ -385,8 +385,8 @@ class FaultTolerantRun:
             return
         self._has_warned = True
         self._notice(
-            f"batch {self.committed_batch} was not announced ahead, so its undo log was written "
-            "in the commit; iterate with run.batches(loader), and pass sparse_of= when batches have no `sparse` "
+            f"batch {self.committed_batch} was not announced ahead, so the commit wrote its undo "
+            "log; iterate with run.batches(loader), and pass sparse_of= when batches lack `sparse` "
             "(said once; run.stats.unannounced_batches counts)"
         )
 

@@ -8,7 +8,7 @@
 namespace tcxl::fuzz {
 
 enum class Structure : uint8_t {
-  kSuperblock,      // 0: copy A, 1: copy B
+  kSuperblock,  // 0: copy A, 1: copy B
   kSession,
   kSlot,            // 0: the newest, 1: the older one
   kGeometry,        // as slots

@@ -65,8 +65,8 @@ class Words {
     const std::string out = word();
     size_t used = 0;
     const bool is_negative = out[0] == '-';
-    const uint64_t value = is_negative ? static_cast<uint64_t>(std::stoll(out, &used, 0))
-                                       : std::stoull(out, &used, 0);
+    const uint64_t value =
+        is_negative ? static_cast<uint64_t>(std::stoll(out, &used, 0)) : std::stoull(out, &used, 0);
     if (used != out.size()) throw std::runtime_error("'" + out + "' is no number");
     return value;
   }
@@ -119,8 +119,7 @@ void print_operation(const Operation& o, std::ostream& out) {
   }
   out << kFileNames[o.target % kNumFiles];
   if (o.action != Action::kRemove) out << ' ' << o.offset;
-  if (o.action == Action::kWrite)
-    out << " 0x" << std::hex << o.value << std::dec << ' ' << o.count;
+  if (o.action == Action::kWrite) out << " 0x" << std::hex << o.value << std::dec << ' ' << o.count;
   if (o.action == Action::kCopy)
     out << " to " << kFileNames[o.target / kNumFiles] << ' ' << (o.value & 0xffffffff) << ' '
         << (o.value >> 32);

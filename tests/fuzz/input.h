@@ -1,5 +1,5 @@
-// What one execution does, as bytes for the fuzzer (a head of 4 bytes, then operations of 16) and as
-// text for people and the repository:
+// What one execution does, as bytes for the fuzzer (a head of 4 bytes, then operations of 16) and
+// as text for people and the repository:
 //
 //   pool power                       template: process, fused, power, wrapped, new, new-power
 //   open exact                       exact, latest, read-exact, read-latest, verify, inspect

@@ -1,6 +1,6 @@
 // The pools that inputs change: each as a program that was killed, or a machine that lost power,
-// leaves it. Made once by the classes that write real pools, then given a fixed uuid: the same bytes
-// in every run.
+// leaves it. Made once by the classes that write real pools, then given a fixed uuid: the same
+// bytes in every run.
 #pragma once
 
 #include <array>

@@ -84,7 +84,8 @@ class Repair {
     set_crc(kLog, at + kDenseBlob, h->blob_bytes, h->blob_crc);
     const uint32_t before = h->crc;
     seal<DenseHeader>(kLog, at, kDenseMagic);
-    for (const uint64_t offset : {kSlotA, kSlotB}) rename(image_.edit<Slot>(kLog, offset), before, *h);
+    for (const uint64_t offset : {kSlotA, kSlotB})
+      rename(image_.edit<Slot>(kLog, offset), before, *h);
     for (const uint64_t offset : kJournalSlots)
       rename(image_.edit<JournalSlot>(kJournal, offset), before, *h);
   }
@@ -114,9 +115,10 @@ class Repair {
     auto* d = image_.edit<Descriptor>(kLog, kDirectory + entry * kDescriptorBytes);
     if (d == nullptr || d->magic != kDescriptorMagic) return;
     auto* h = d->offset % kLine == 0 ? image_.edit<FrameHeader>(kLog, d->offset) : nullptr;
-    if (h != nullptr && h->magic == kFrameMagic && h->num_segments <= kSegmentsMax) {
+    if (h != nullptr && h->magic == kFrameMagic) {
       const uint64_t identity[2] = {h->batch, h->life};
-      repair_segments<FrameHeader>(kLog, d->offset, h->num_segments, identity, h->is_fused != 0);
+      const uint64_t segments = std::min(h->num_segments, kSegmentsMax);
+      repair_segments<FrameHeader>(kLog, d->offset, segments, identity, h->is_fused != 0);
       h->crc = crc_with_tail(*h, kLog, d->offset, h->num_segments * sizeof(FrameSegment))
                    .value_or(h->crc);
       d->frame_crc = h->crc;
@@ -125,8 +127,8 @@ class Repair {
   }
 
   template <typename Header>
-  void repair_segments(FileIndex file, uint64_t frame, uint64_t count, const uint64_t (&identity)[2],
-                       bool is_fused) {
+  void repair_segments(FileIndex file, uint64_t frame, uint64_t count,
+                       const uint64_t (&identity)[2], bool is_fused) {
     for (uint64_t i = 0; i < count; ++i) {
       const auto* s = image_.read<FrameSegment>(file, frame + sizeof(Header) + i * sizeof *s);
       if (s == nullptr) return;
@@ -182,7 +184,8 @@ class Repair {
       const uint64_t segments = std::min(h->num_segments, kSegmentsMax);
       const uint64_t identity[2] = {h->id, h->life};
       repair_segments<JournalHeader>(kJournal, offset, segments, identity, false);
-      h->crc = crc_with_tail(*h, kJournal, offset, segments * sizeof(FrameSegment)).value_or(h->crc);
+      h->crc = crc_with_tail(*h, kJournal, offset, h->num_segments * sizeof(FrameSegment))
+                   .value_or(h->crc);
       if (h->bytes == 0 || h->bytes % kPage != 0) return;
       at += h->bytes;
     }
@@ -215,8 +218,8 @@ bool passes_superblock(const PoolImage& image, bool has_power, bool is_read_only
   return found->endian_mark == kEndianMark && found->major == kFormatMajor &&
          (found->incompat & ~kIncompat) == 0 && found->head_bytes == kHeadBytes &&
          found->directory_entries == kDirectoryEntries &&
-         (is_read_only ||
-          (found->durability == static_cast<uint32_t>(level) && (found->ro_compat & ~kRoCompat) == 0));
+         (is_read_only || (found->durability == static_cast<uint32_t>(level) &&
+                           (found->ro_compat & ~kRoCompat) == 0));
 }
 
 }  // namespace tcxl::fuzz

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from trainingcxl.errors import PoolError
 from trainingcxl.pool import Pool, inspect, verify
 
 ROWS, DIM = 30_000, 16
+_HERE = Path(__file__).parent
 
 
 class Large:
@@ -144,12 +146,12 @@ job.train(100_000, lambda run: time.sleep(0.001))
 @pytest.fixture
 def trainer(tmp_path):
     """Another process that trains a pool until it is killed."""
-    code = _TRAINER.format(folder=os.path.dirname(__file__), pool=str(tmp_path / "pool"))
+    code = _TRAINER.format(folder=str(_HERE), pool=str(tmp_path / "pool"))
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         text=True,
-        cwd=os.path.dirname(__file__),
+        cwd=_HERE,
     )
     assert process.stdout.readline() == "ready\n"
     yield process

@@ -142,7 +142,6 @@ class Pool:
         facts = self._core.facts()
         self.uuid: str = facts["uuid"]
         self.medium: str = facts["medium"]
-        self.file_system: str = facts["file_system"]
         self.durability: str = facts["durability"]
         self.notices: list[str] = _notices(facts)
         self.is_read_only = read_only
