@@ -4,12 +4,14 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <random>
 
 #include "errors.h"
 #include "fields.h"
 #include "harness.h"
+#include "media.h"
 
 namespace {
 
@@ -137,7 +139,7 @@ class Mutator {
 size_t store(const Input& input, uint8_t* data, size_t max_size) {
   const std::vector<uint8_t> bytes = encode(input);
   const size_t size = std::min(bytes.size(), max_size);
-  std::copy_n(bytes.begin(), size, data);
+  std::copy_n(bytes.data(), size, data);
   return size;
 }
 

@@ -130,7 +130,8 @@ class Repair {
   void repair_segments(FileIndex file, uint64_t frame, uint64_t count,
                        const uint64_t (&identity)[2], bool is_fused) {
     for (uint64_t i = 0; i < count; ++i) {
-      const auto* s = image_.read<FrameSegment>(file, frame + sizeof(Header) + i * sizeof *s);
+      const auto* s =
+          image_.read<FrameSegment>(file, frame + sizeof(Header) + i * sizeof(FrameSegment));
       if (s == nullptr) return;
       const uint64_t whole[3] = {identity[0], identity[1], s->table};
       repair_records(file, frame, *s, crc32c(seed_, whole, sizeof whole), is_fused);
