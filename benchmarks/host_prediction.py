@@ -100,6 +100,8 @@ class Windows:
         cpu = statistics.median(self.cpu_ms)
         error = 1e3 * prediction.seconds / cpu - 1.0
         verdict = "aim" if abs(error) <= AIM else "pass" if abs(error) <= BAR else "FAIL"
+        if statistics.median(self.wall_ms) > 1.1 * cpu:
+            verdict += " (disturbed: the wall time is longer, run again)"
         print(
             f"{self.label:<15}{form:<11} engine {cpu:8.2f} ms CPU "
             f"[{min(self.cpu_ms):.2f}, {max(self.cpu_ms):.2f}], wall "

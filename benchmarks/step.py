@@ -272,7 +272,14 @@ class Dlrm:
     """A whole DLRM step over the pool, as a user's loop runs it."""
 
     def __init__(
-        self, folder: Path, shape: dict[str, Any], *, threads: int, undo_log: str, dense_every: Any
+        self,
+        folder: Path,
+        shape: dict[str, Any],
+        *,
+        threads: int,
+        undo_log: str,
+        dense_every: Any,
+        durability: str = "process",
     ) -> None:
         torch.manual_seed(0)
         self.ours = Ours.__new__(Ours)
@@ -288,6 +295,7 @@ class Dlrm:
         self.pool = tcxl.Pool(
             folder,
             threads=threads,
+            durability=durability,
             undo_log="auto" if undo_log == "none" else undo_log,
             _log=undo_log != "none",
         )

@@ -187,6 +187,10 @@ void bind_commits(nb::class_<CorePool>& pool) {
       "set_undo_log",
       [](CorePool& self, const std::string& form) { self.engine().set_undo_form(undo_form(form)); },
       "form"_a);
+}
+
+void bind_state(nb::class_<CorePool>& pool) {
+  const auto nogil = nb::call_guard<nb::gil_scoped_release>();
   pool.def("is_dense_due", [](CorePool& self) { return self.engine().is_dense_due(); });
   pool.def_prop_ro("committed", [](CorePool& self) { return self.engine().committed(); });
   pool.def_prop_ro("dense_batch", [](CorePool& self) { return self.engine().dense_batch(); });
@@ -196,6 +200,21 @@ void bind_commits(nb::class_<CorePool>& pool) {
     d.update(journal_stats_dict(self.journal() ? self.journal()->stats() : JournalStats{}));
     return d;
   });
+  pool.def(
+      "begin_snapshot", [](CorePool& self, const std::string& path) { self.begin_snapshot(path); },
+      "path"_a, nogil);
+  pool.def("snapshot_progress",
+           [](CorePool& self) -> std::optional<std::tuple<uint64_t, uint64_t, uint64_t, bool>> {
+             const Snapshot* s = self.engine().snapshot();
+             if (s == nullptr) return std::nullopt;
+             return std::tuple(s->batch(), s->bytes_done(), s->bytes_total(), s->is_done());
+           });
+  pool.def(
+      "wait_snapshot",
+      [](CorePool& self) {
+        if (self.engine().snapshot() != nullptr) self.engine().snapshot()->wait();
+      },
+      nogil);
   // None where durability is not a matter of time: `process`, or `power` on DAX.
   pool.def("durable_batch", [](CorePool& self) -> std::optional<uint64_t> {
     return self.journal() ? std::optional(self.journal()->durable_batch()) : std::nullopt;
@@ -210,6 +229,7 @@ void bind_engine(nb::module_& module, nb::class_<CorePool>& pool) {
       .def_prop_ro("is_announced", [](const Lookup& self) { return self.step != nullptr; });
   bind_lookups(pool);
   bind_commits(pool);
+  bind_state(pool);
 }
 
 }  // namespace tcxl

@@ -51,6 +51,8 @@ nb::list tables_list(CorePool& pool) {
     d["state_dim"] = state_dim(table.view.optimizer, table.view.dim);
     d["weight_bytes"] = table.record.weight_bytes;
     d["state_bytes"] = table.record.state_bytes;
+    d["weight_offset"] = table.record.weight_offset;
+    d["state_offset"] = table.record.state_offset;
     d["init_seed"] = table.record.init_seed;
     d["init_key"] = table.record.init_key;
     d["init_scale"] = table.record.init_scale;
@@ -224,9 +226,7 @@ void bind_contents(nb::class_<CorePool>& pool) {
     for (const Damage& d : found) out.emplace_back(d.region, d.where, d.what);
     return out;
   });
-  pool.def(
-      "sync", [](CorePool& self) { self.sync(); },
-      nb::call_guard<nb::gil_scoped_release>());
+  pool.def("sync", [](CorePool& self) { self.sync(); }, nb::call_guard<nb::gil_scoped_release>());
   pool.def("close", &CorePool::close, "is_clean"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
@@ -258,15 +258,17 @@ void bind_pool(nb::module_& m) {
   pool.def(
       "start",
       [](CorePool& self, int threads, uint64_t lookahead, uint64_t log_bytes,
-         uint64_t rows_per_batch_max, const std::string& undo_log, uint64_t lag_max) {
+         uint64_t rows_per_batch_max, const std::string& undo_log, uint64_t lag_max,
+         uint64_t journal_bytes) {
         EngineOptions options{threads, lookahead, log_bytes, rows_per_batch_max};
         options.without_log = undo_log == "none";
         options.undo_form = undo_form(undo_log);
         options.lag_max = lag_max;
+        options.journal_bytes = journal_bytes;
         self.start(options);
       },
-      "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "undo_log"_a,
-      "lag_max"_a);
+      "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "undo_log"_a, "lag_max"_a,
+      "journal_bytes"_a);
   bind_contents(pool);
   bind_evidence(pool);
   bind_engine(m, pool);

@@ -49,6 +49,11 @@ class CorePool {
     if (!engine_) fail(ErrorKind::kPool, "pool '", store_.path(), "' is closed or was not started");
     return *engine_;
   }
+  void begin_snapshot(const std::string& path) {
+    const bool reads = store_.is_read_only();  // then the slot's record is not the recovered one
+    if (!store_.slot()) fail(ErrorKind::kPool, "pool '", store_.path(), "' has no batch yet");
+    engine().begin_snapshot(path, reads ? report_.resume : store_.read_resume(*store_.slot()));
+  }
   Journal* journal() { return journal_.get(); }
   // Everything committed is on the medium as durably as it can be.
   void sync() {
@@ -82,9 +87,9 @@ class CorePool {
       engine_->drop_announced();  // a loop over batches may end after the pool was closed
   }
   void start(const EngineOptions& options) {
-    if (journal_) journal_->set_lag_max(options.lag_max);
-    engine_ = std::make_unique<Engine>(store_, undo_, dense_, journal_.get(),
-                                       report_.resumed_batch, options);
+    if (journal_) journal_->configure(options.lag_max, options.journal_bytes);
+    engine_ = std::make_unique<Engine>(store_, undo_, dense_, journal_.get(), report_.resumed_batch,
+                                       options);
   }
   void check_owner() const {
     if (::getpid() == owner_) return;

@@ -37,6 +37,7 @@ Engine::~Engine() {
     stop_ = true;
   }
   changed_.notify_all();
+  snapshot_.reset();
   if (thread_.joinable()) thread_.join();
 }
 

@@ -24,6 +24,7 @@
 
 #include "dense_log.h"
 #include "journal.h"
+#include "snapshot.h"
 #include "step.h"
 #include "stopwatch.h"
 #include "store.h"
@@ -50,7 +51,9 @@ struct EngineOptions {
   uint64_t log_bytes = 0;           // ring size, 0: chosen from the batches
   uint64_t rows_per_batch_max = 0;  // 0: the log grows when a batch needs it
   UndoForm undo_form = UndoForm::kAuto;
-  uint64_t lag_max = 16;            // level power on a file: commits that may wait for a sync
+  // Level power on a file: commits that may wait for a sync; first size of the ring, 0: by batches.
+  uint64_t lag_max = 16;
+  uint64_t journal_bytes = 0;
   bool without_log = false;  // benchmarks: what training costs without durability
 };
 
@@ -118,6 +121,11 @@ class Engine {
   bool is_dense_due();
   void set_undo_form(UndoForm form);  // of the steps that have no undo record yet
 
+  // A copy of the committed batch at `path`, made in the background. Its dense generation must be
+  // complete. One at a time.
+  void begin_snapshot(const std::string& path, const std::string& resume);
+  Snapshot* snapshot() { return snapshot_.get(); }
+
   uint64_t committed() const { return committed_; }
   uint64_t dense_batch();
   uint64_t log_used_bytes();
@@ -126,6 +134,8 @@ class Engine {
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  // Of a resume record, for sizes; the journal's ring takes several frames with a longer one, too.
+  static constexpr uint64_t kResumeUsual = 16 << 10;
   std::shared_ptr<Step> fresh_step();
   void add_tables(Step& step);
   void sort(Step& step, bool parallel);
@@ -139,6 +149,7 @@ class Engine {
   void ensure_sorted(Lock& lock, Step& step);
   void ensure_flag(Lock& lock, Step& step);
   void ensure_previous(Lock& lock, Step& step);
+  bool can_log_previous(const Step& step) const;
   void log_previous(Step& step);
   void begin_checkpoint(Lock& lock);
   void admit(Lock& lock, Step& step);
@@ -154,6 +165,7 @@ class Engine {
   uint64_t log_block_rows(const Step& step, size_t t) const;
   layout::Slot next_slot(uint64_t batch) const;
   void finish_generation();
+  void detach_snapshot();
   void background();
   bool background_sort(Lock& lock);
   bool background_log(Lock& lock);
@@ -191,6 +203,9 @@ class Engine {
   double work_ns_per_row_ = 0;
   std::string background_error_;
   Stats stats_;
+
+  std::unique_ptr<Snapshot> snapshot_;
+  bool is_snapshot_attached_ = false, is_updating_ = false;
 
   std::shared_ptr<Step> prepared_;
   std::vector<const float*> grads_;  // per group of the prepared step

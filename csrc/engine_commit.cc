@@ -13,6 +13,15 @@ namespace tcxl {
 
 namespace {
 
+// A flag that is up until the end of the scope.
+struct Raised {
+  explicit Raised(bool& f) : flag(f) { flag = true; }
+  ~Raised() { flag = false; }
+  Raised(const Raised&) = delete;
+  Raised& operator=(const Raised&) = delete;
+  bool& flag;
+};
+
 constexpr uint64_t kLookupsPerChunk = 8192;
 constexpr uint64_t kWorthSharing = 4096;  // lookups; below, waking threads costs more
 constexpr uint64_t kFormWindow = 16;      // commits between two choices of the log's form
@@ -148,6 +157,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   JournalFrame* frame = nullptr;
   if (journal_ != nullptr) {
     ensure_previous(lock, *step);
+    TCXL_ASSERT(step->is_previous_logged);
     lock.unlock();
     journal_->wait_before_update(*step, committed_ + 1);
     frame = &journal_->begin_batch(*step);
@@ -158,6 +168,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   const bool hand_over = queue_.size() > 1 && step->is_next_mapped;
   if (!hand_over) step->hand_off_closed = true;
 
+  const Raised updating(is_updating_);
   lock.unlock();
   Stopwatch watch;
   crash_point("commit: flag set");
@@ -172,6 +183,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   store_.write_slot(next_slot(committed_ + 1), resume);
   ++committed_;
   if (frame != nullptr) journal_->commit_batch(*frame, committed_, resume);
+  if (is_snapshot_attached_) snapshot_->take_records(*step);
   queue_.pop_front();
   prepared_.reset();
   if (hand_over) {

@@ -1,5 +1,5 @@
-// The engine's checkpointing logic: sorting, undo records, flags, dense generations, and the
-// background thread that does all of this ahead of the step that needs it.
+// The engine's checkpointing logic: sorting, undo records, flags, and the background thread that
+// does this ahead of the step that needs it.
 #include <algorithm>
 #include <chrono>
 
@@ -36,7 +36,7 @@ void Engine::sort(Step& step, bool parallel) {
     const StepTable& table = step.tables[t];
     if (table.lookups.num_rows() == 0) continue;
     add_segment(step.plan, table.table, store_.tables()[table.table].view,
-                         table.lookups.num_rows());
+                table.lookups.num_rows());
   }
   lay_out(step.plan, sizeof(layout::FrameHeader));
 }
@@ -168,94 +168,6 @@ void Engine::drop_announced() {
   changed_.notify_all();
 }
 
-// --- dense log
-
-void Engine::capture(const std::string& resume, const std::vector<DenseLog::Part>& parts) {
-  Lock lock(mutex_);
-  store_.check_alive();
-  check_background();
-  Stopwatch watch;
-  changed_.wait(lock, [&] { return !dense_.is_writing() || stop_; });
-  check_background();
-  stats_.dense_wait_ns += watch.ns();
-  watch = Stopwatch();
-  dense_.capture(committed_, life_, resume, parts);
-  last_captured_ = committed_;
-  if (has_fault(Fault::kReclaimEarly)) undo_.reclaim(committed_);
-  for (const DenseLog::Part& part : parts) stats_.dense_bytes += part.bytes;
-  stats_.dense_copy_ns += watch.ns();
-  if (!store_.slot()) {  // batch 0: the commit that ends the creation of the pool
-    while (!dense_.write_slice()) {
-    }
-    dense_.complete();
-    dense_.publish();
-    store_.write_slot(next_slot(committed_), resume);
-    if (journal_ != nullptr) journal_->rebase(*store_.slot());
-  } else if (journal_ != nullptr && journal_->wants_checkpoint()) {
-    begin_checkpoint(lock);
-  }
-  changed_.notify_all();
-}
-
-// The tables stand at the batch of the generation that was just captured: the journal's next base.
-void Engine::begin_checkpoint(Lock& lock) {
-  is_paused_ = true;
-  for (const auto& step : queue_) changed_.wait(lock, [&] { return !step->is_sorting; });
-  is_paused_ = false;
-  journal_->begin_checkpoint(committed_);
-  for (const auto& step : queue_) step->is_previous_logged = false;
-}
-
-void Engine::finish_generation() {
-  dense_.publish();
-  if (journal_ != nullptr) journal_->generation_finished(next_slot(committed_));
-  undo_.reclaim(dense_.newest()->header.batch);
-  for (auto& step : queue_) step->is_blocked = false;
-}
-
-void Engine::wait_dense() {
-  Lock lock(mutex_);
-  changed_.wait(lock, [&] { return !dense_.is_writing(); });
-  check_background();
-}
-
-void Engine::set_dense_every(uint64_t batches) {
-  std::lock_guard lock(mutex_);
-  dense_every_ = std::max<uint64_t>(1, batches);
-}
-
-void Engine::set_undo_form(UndoForm form) {
-  std::lock_guard lock(mutex_);
-  options_.undo_form = form;
-  is_fused_ = form == UndoForm::kFused;
-  window_ = FormWindow();
-  changed_.notify_all();
-}
-
-bool Engine::is_dense_due() {
-  std::lock_guard lock(mutex_);
-  const bool is_half_full = undo_.ring_bytes() > 0 && 2 * undo_.used_bytes() >= undo_.ring_bytes();
-  const bool is_checkpoint_due =
-      journal_ != nullptr && !dense_.is_writing() && journal_->wants_checkpoint();
-  return committed_ - last_captured_ >= dense_every_ || is_checkpoint_due || (is_half_full && !dense_.is_writing()) ||
-         undo_.live_frames() > layout::kDirectoryEntries / 2;
-}
-
-uint64_t Engine::dense_batch() {
-  std::lock_guard lock(mutex_);
-  return dense_.newest() ? dense_.newest()->header.batch : layout::kNoBatch;
-}
-
-uint64_t Engine::log_used_bytes() {
-  std::lock_guard lock(mutex_);
-  return undo_.used_bytes();
-}
-
-Stats Engine::stats() {
-  std::lock_guard lock(mutex_);
-  return stats_;
-}
-
 // --- checkpointing logic: the background thread
 
 void Engine::check_background() const {
@@ -264,8 +176,14 @@ void Engine::check_background() const {
          "\n  do:    open the pool again; it recovers the last committed batch");
 }
 
+bool Engine::can_log_previous(const Step& step) const {
+  // A larger step waits for its admission: only there may the ring grow, and fail to.
+  return journal_ != nullptr && !step.is_previous_logged && journal_->has_base() &&
+         journal_->fits(step.plan.bytes + kResumeUsual);
+}
+
 void Engine::log_previous(Step& step) {
-  if (journal_ == nullptr || !journal_->has_base() || step.is_previous_logged) return;
+  if (!can_log_previous(step)) return;
   journal_->log_previous(step);
   step.is_previous_logged = true;
 }
@@ -282,10 +200,10 @@ void Engine::ensure_previous(Lock& lock, Step& step) {
 
 // What a checkpoint made forget.
 bool Engine::background_previous(Lock& lock) {
-  if (journal_ == nullptr || !journal_->has_base()) return false;
+  if (journal_ == nullptr) return false;
   for (size_t i = 0; i < queue_.size() && i <= options_.lookahead; ++i) {
     const std::shared_ptr<Step> step = queue_[i];
-    if (!step->is_sorted || step->is_sorting || step->is_previous_logged) continue;
+    if (!step->is_sorted || step->is_sorting || !can_log_previous(*step)) continue;
     ensure_previous(lock, *step);
     changed_.notify_all();
     return true;
@@ -363,27 +281,6 @@ bool Engine::background_log(Lock& lock) {
     return true;
   }
   return false;
-}
-
-// A generation takes the place of the one before the newest: with a journal the newest must have
-// become durable's own first, or a power failure would leave none that the rows reach.
-bool Engine::may_write_dense() const {
-  return journal_ == nullptr || dense_.has_begun() || !dense_.newest() ||
-         journal_->durable_batch() >= dense_.newest()->header.batch;
-}
-
-// The next slice of the dense generation; after the last one it is complete.
-void Engine::background_dense(Lock& lock) {
-  lock.unlock();
-  const Stopwatch watch;
-  const bool is_body_written = dense_.write_slice();
-  if (is_body_written) dense_.complete();
-  const uint64_t ns = watch.ns();
-  lock.lock();
-  stats_.background_dense_ns += ns;
-  if (!is_body_written) return;
-  finish_generation();
-  changed_.notify_all();
 }
 
 void Engine::background() {

@@ -34,7 +34,7 @@ void Engine::grow_log(uint64_t frame_bytes) {
 }
 
 void Engine::admit_to_journal(Lock& lock, const Step& step) {
-  const uint64_t frame_bytes = step.plan.bytes + layout::kResumeBytesMax + 2 * layout::kPage;
+  const uint64_t frame_bytes = step.plan.bytes + kResumeUsual;
   lock.unlock();
   journal_->check();
   journal_->ensure_ring(frame_bytes);

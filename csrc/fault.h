@@ -43,6 +43,7 @@ enum class Fault : unsigned {
   kRecoveryWithoutRowFlush,
   kRecoveryWithoutRollingBack,
   kRecoverySameLife,
+  kRecoveryStaysClean,
   kCount,
 };
 

@@ -12,9 +12,9 @@ using namespace layout;
 
 namespace {
 
-constexpr uint64_t kQueueMax = 4;             // batches whose frames wait in memory
-constexpr uint64_t kFramesMin = 16;           // that the ring has room for
-constexpr uint64_t kFramesUsual = 256;        // ... usually, within the next two bounds
+constexpr uint64_t kQueueMax = 4;       // batches whose frames wait in memory
+constexpr uint64_t kFramesMin = 16;     // that the ring has room for
+constexpr uint64_t kFramesUsual = 256;  // ... usually, within the next two bounds
 constexpr uint64_t kRingBytesMin = 64 << 20;
 constexpr uint64_t kRingBytesUsual = 1 << 30;
 
@@ -170,8 +170,7 @@ void Journal::check() {
 void Journal::wait_before_update(const Step& step, uint64_t batch) {
   Lock lock(mutex_);
   const Stopwatch previous;
-  changed_.wait(lock,
-                [&] { return acked_ticket_ >= step.previous_ticket || !failure_.empty(); });
+  changed_.wait(lock, [&] { return acked_ticket_ >= step.previous_ticket || !failure_.empty(); });
   stats_.previous_wait_ns += previous.ns();
   const Stopwatch lag;
   changed_.wait(lock, [&] {
@@ -190,9 +189,10 @@ void Journal::wait_durable() {
   check();
 }
 
-void Journal::set_lag_max(uint64_t batches) {
+void Journal::configure(uint64_t lag_max, uint64_t ring_bytes) {
   const std::lock_guard lock(mutex_);
-  lag_max_ = std::max<uint64_t>(1, batches);
+  lag_max_ = std::max<uint64_t>(1, lag_max);
+  first_ring_bytes_ = ring_bytes;
 }
 
 uint64_t Journal::durable_batch() {
@@ -211,7 +211,9 @@ void Journal::ensure_ring(uint64_t frame_bytes) {
   Lock lock(mutex_);
   if (kFramesMin * frame_bytes <= ring_bytes_) return;
   const uint64_t usual = std::min(kFramesUsual * frame_bytes, kRingBytesUsual);
-  grow_to_ = round_up(std::max({kRingBytesMin, 2 * kFramesMin * frame_bytes, usual}), kRegionAlign);
+  const uint64_t wanted =
+      first_ring_bytes_ > 0 ? first_ring_bytes_ : std::max(kRingBytesMin, usual);
+  grow_to_ = round_up(std::max(wanted, 3 * kFramesMin / 2 * frame_bytes), kPage);
   grow_error_.clear();
   changed_.notify_all();
   changed_.wait(lock, [&] { return grow_to_ == 0 || !failure_.empty(); });
@@ -219,6 +221,11 @@ void Journal::ensure_ring(uint64_t frame_bytes) {
   lock.unlock();
   if (!error.empty()) fail(ErrorKind::kFull, error);
   check();
+}
+
+bool Journal::fits(uint64_t frame_bytes) {
+  const std::lock_guard lock(mutex_);
+  return kFramesMin * frame_bytes <= ring_bytes_;
 }
 
 bool Journal::has_room(uint64_t frame_bytes) {

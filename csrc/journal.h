@@ -55,10 +55,12 @@ class Journal {
   void wait_durable();  // of everything that was appended
   uint64_t durable_batch();
   void check();  // throws when the medium failed
-  void set_lag_max(uint64_t batches);  // commits that may wait for their sync
+  // lag_max: commits that may wait for their sync. ring_bytes: first size, 0: by the batches.
+  void configure(uint64_t lag_max, uint64_t ring_bytes);
 
   // A ring with room for many frames of this size. kFull: it could not be had; nothing changed.
   void ensure_ring(uint64_t frame_bytes);
+  bool fits(uint64_t frame_bytes);  // ensure_ring would do nothing
   bool has_room(uint64_t frame_bytes);
   bool wants_checkpoint();
   bool is_checkpointing();
@@ -95,7 +97,7 @@ class Journal {
 
   Store& store_;
   JournalFile file_;
-  uint64_t lag_max_ = 16;
+  uint64_t lag_max_ = 16, first_ring_bytes_ = 0;
 
   // Rows with previous bytes in the ring, a bit each; allocated for tables that change.
   struct Bits {

@@ -117,6 +117,7 @@ void JournalFile::write_slot(JournalSlot next) {
   std::memcpy(page, &next, sizeof next);
   crash_point("journal: slot");
   write(page, kPage, kJournalSlots[next.seq & 1]);
+  crash_point("journal: slot written");
   sync();
   slot_ = next;
 }
@@ -132,15 +133,17 @@ uint64_t JournalFile::allocate_ring(uint64_t ring_bytes) {
     fail_allocation(error, fd_.get(), path_, end - old_bytes, end);
   }
   const std::unique_ptr<std::byte[]> zeros(new std::byte[kChunk]());
-  for (uint64_t at = offset; at < end; at += kChunk) write(zeros.get(), std::min(kChunk, end - at), at);
+  for (uint64_t at = offset; at < end; at += kChunk)
+    write(zeros.get(), std::min(kChunk, end - at), at);
   sync();
   return offset;
 }
 
 void JournalFile::release(uint64_t offset, uint64_t ring_bytes) {
   // Where the file system cannot, the space stays taken: nothing depends on it.
-  if (ring_bytes > 0 && ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                                    static_cast<off_t>(offset), static_cast<off_t>(ring_bytes)) != 0)
+  if (ring_bytes > 0 &&
+      ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                  static_cast<off_t>(ring_bytes)) != 0)
     return;
 }
 

@@ -59,8 +59,7 @@ class JournalFile {
   // Seals the frame (lsn, acked_lsn, checksum) and writes it at `offset` of the file.
   void write_frame(JournalFrame& frame, uint64_t offset);
   // Says that the `bytes` bytes at `offset` are skipped.
-  void write_skip(uint64_t offset, uint64_t bytes, uint64_t lsn, uint64_t life,
-                  uint64_t acked_lsn);
+  void write_skip(uint64_t offset, uint64_t bytes, uint64_t lsn, uint64_t life, uint64_t acked_lsn);
   void sync();  // fdatasync; a failure is final
 
   // Reads the frame at `offset` of the file; false when none with this lsn and life is there whole.

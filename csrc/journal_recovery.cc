@@ -19,7 +19,7 @@ struct FrameAt {
 struct Scan {
   std::vector<FrameAt> frames;
   uint64_t committed = 0;
-  std::string resume;  // of the newest commit; empty: none since the base
+  std::string resume;    // of the newest commit; empty: none since the base
   uint64_t end_lsn = 0;  // of the first frame that is not there
 };
 
@@ -118,7 +118,8 @@ Generation find_generation(const Store& store, const DenseLog& dense, const Jour
   seen_from.dense_crc = base.dense_crc;
   const auto generation = dense.newest_valid(seen_from);
   if (!generation || generation->header.batch < base.base) {
-    fail_damaged(store, text("no dense generation between batches ", base.base, " and ", committed));
+    fail_damaged(store,
+                 text("no dense generation between batches ", base.base, " and ", committed));
   }
   return *generation;
 }

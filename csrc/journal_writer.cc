@@ -51,11 +51,13 @@ bool Journal::write_queue(Lock& lock) {
   const uint64_t ring = file_.slot()->ring_offset, acked = acked_lsn_;
   lock.unlock();
   for (const Planned& p : planned) {
-    if (p.skip_bytes > 0) file_.write_skip(ring + p.skip_offset, p.skip_bytes, p.lsn - 1, life_, acked);
+    if (p.skip_bytes > 0)
+      file_.write_skip(ring + p.skip_offset, p.skip_bytes, p.lsn - 1, life_, acked);
     p.frame->header.lsn = p.lsn;
     p.frame->header.acked_lsn = acked;
     file_.write_frame(*p.frame, ring + p.offset);
   }
+  crash_point("journal: frames written");
   file_.sync();
   lock.lock();
   for (const Planned& p : planned) {
@@ -164,7 +166,8 @@ void Journal::run_writer() {
   }
 }
 
-// Syncs the tables for a checkpoint. May take seconds; nothing but the cut of the ring waits for it.
+// Syncs the tables for a checkpoint. May take seconds; nothing but the cut of the ring waits for
+// it.
 void Journal::run_data_sync() {
   Lock lock(mutex_);
   auto is_wanted = [&] { return checkpoint_.is_active && !checkpoint_.is_data_synced; };

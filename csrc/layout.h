@@ -216,9 +216,9 @@ struct JournalSlot {
   uint64_t life;  // of the journal: another one each time that the pool is opened
   uint64_t base;
   uint64_t ring_offset, ring_bytes;
-  uint64_t head;       // from ring_offset
-  uint64_t first_lsn;  // of the frame at `head`
-  uint64_t pool_life;  // Slot::life of the batches in the ring
+  uint64_t head;                     // from ring_offset
+  uint64_t first_lsn;                // of the frame at `head`
+  uint64_t pool_life;                // Slot::life of the batches in the ring
   uint64_t dense_batch, dense_life;  // as in Slot: the generation that the base was cut with
   uint32_t dense_area, dense_crc;
   uint64_t reserved[3];

@@ -190,7 +190,8 @@ Medium probe_medium(int fd, const std::string& force) {
   if (force == "block") {
     info.kind = MediumKind::kBlock;
   } else if (force == "fsdax" ||
-      (!in_memory && status.st_size >= static_cast<off_t>(layout::kPage) && has_map_sync(fd))) {
+             (!in_memory && status.st_size >= static_cast<off_t>(layout::kPage) &&
+              has_map_sync(fd))) {
     info.kind = MediumKind::kFsDax;
   } else {
     info.kind = in_memory ? MediumKind::kTmpfs : MediumKind::kBlock;

@@ -81,9 +81,16 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
 
   const auto frames = frames_above(store, undo, slot, report.resumed_batch);
   for (const Descriptor& d : frames) undo.check(d, d.batch <= slot.batch);
+  const bool is_new_point = report.resumed_batch != slot.batch;
+  const bool needs_dense = report.dense_batch != report.resumed_batch;
+  const bool is_in_order = frames.empty() && !is_new_point && !needs_dense;
   if (!store.is_read_only() && !store.was_clean() && !has_fault(Fault::kRecoveryWithoutEvidence))
     persist_evidence(store, *generation, frames);
-  if (!store.is_read_only() && report.resumed_batch < slot.batch && slot.rolling_back == 0 &&
+  // Before the first change: killed in what follows, a pool that was closed must not be taken for
+  // one that still is, nor its bytes for durable.
+  if (!store.is_read_only() && !is_in_order && !has_fault(Fault::kRecoveryStaysClean))
+    store.mark_open();
+  if (!store.is_read_only() && is_new_point && slot.rolling_back == 0 &&
       !has_fault(Fault::kRecoveryWithoutRollingBack)) {
     Slot begun = slot;
     begun.rolling_back = 1;
@@ -99,11 +106,7 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   };
   if (!has_fault(Fault::kRecoverySlotFirst)) roll_back();
   dense.set_newest(*generation);
-  if (store.is_read_only()) return report;
-
-  const bool is_new_point = report.resumed_batch != slot.batch;
-  const bool needs_dense = report.dense_batch != report.resumed_batch;
-  if (frames.empty() && !is_new_point && !needs_dense) return report;
+  if (store.is_read_only() || is_in_order) return report;
   Slot next{};
   next.batch = report.resumed_batch;
   // A recovery that was killed before its slot may have left a generation of the life it meant to

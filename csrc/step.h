@@ -89,10 +89,10 @@ struct Step {
   bool is_next_mapped = false;   // next_record of the tables is ready: the update hands rows over
   bool hand_off_closed = false;  // the update began before the next step was mapped
   bool has_flag = false;
-  bool is_fused = false;    // the update writes the undo records
+  bool is_fused = false;            // the update writes the undo records
   bool is_previous_logged = false;  // journal: bytes of rows that change first since the base
   uint64_t previous_ticket = 0;     // what must be durable before the update
-  bool is_blocked = false;  // the ring had no room; tried again after the next reclaim
+  bool is_blocked = false;          // the ring had no room; tried again after the next reclaim
   uint64_t frame_offset = 0;
   uint64_t background_ns = 0;  // what sort and undo records took the background thread
   FramePlan plan;

@@ -130,8 +130,7 @@ void Store::open_files() {
     }
   }
   medium_ = probe_medium(log_fd_.get(), options_.force_medium);
-  if (options_.durability == DurabilityLevel::kPower && medium_.is_network &&
-      !options_.read_only) {
+  if (options_.durability == DurabilityLevel::kPower && medium_.is_network && !options_.read_only) {
     fail(ErrorKind::kDurability, "durability 'power' is not available on a network file system (",
          medium_.file_system, ", '", options_.path,
          "'): nobody here can tell what its server keeps when it fails\n  do:    use durability "
@@ -281,9 +280,8 @@ void Store::read_session() {
   const auto* s = log_.at<Session>(kSession);
   const bool valid = s->magic == kSessionMagic && s->crc == checksum(*s);
   was_clean_ = valid && s->clean == 1;
-  is_same_boot_ =
-      valid && !options_.assume_reboot &&
-      boot_id() == std::string(s->boot_id, ::strnlen(s->boot_id, sizeof s->boot_id));
+  is_same_boot_ = valid && !options_.assume_reboot &&
+                  boot_id() == std::string(s->boot_id, ::strnlen(s->boot_id, sizeof s->boot_id));
 }
 
 void Store::check_session() {

@@ -23,9 +23,9 @@ struct OpenOptions {
   bool read_only = false;
   bool unlocked = false;  // with read_only: the head only, while a trainer may run (inspect)
   bool trust_after_reboot = false;
-  std::string force_medium;  // tests: "fsdax" or "block" on tmpfs
+  std::string force_medium;    // tests: "fsdax" or "block" on tmpfs
   bool assume_reboot = false;  // tests: as if the machine had restarted since
-  bool sparse = false;       // tests: files with holes
+  bool sparse = false;         // tests: files with holes
 };
 
 struct Table {
@@ -135,7 +135,7 @@ class Store {
   bool was_created_ = false;
   bool was_clean_ = true;
   bool is_same_boot_ = true;
-  uint64_t device_bytes_ = 0;  // DAX device: log window first, data window behind it
+  uint64_t device_bytes_ = 0;        // DAX device: log window first, data window behind it
   mutable std::mutex poison_mutex_;  // threads that write poison, all check
   std::string poisoned_;
   std::string creation_note_;

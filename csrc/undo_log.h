@@ -31,7 +31,8 @@ void lay_out(FramePlan& plan, uint64_t header_bytes);
 // The columns of a segment; crc_start: checksum of what tells this frame's records from others.
 RecordColumns record_columns(std::byte* frame, const layout::FrameSegment& segment,
                              uint32_t crc_start);
-// What is wrong with the segments of a frame of `bytes` bytes and `records` records; empty: nothing.
+// What is wrong with the segments of a frame of `bytes` bytes and `records` records; empty:
+// nothing.
 std::string segments_fault(std::span<const layout::FrameSegment> segments,
                            const std::vector<Table>& tables, uint64_t bytes, uint64_t records);
 

@@ -19,10 +19,13 @@ from typing import Any
 
 import torch
 
+from trainingcxl.errors import PoolFull
 from trainingcxl.rng import get_rng_state, set_rng_state
-from trainingcxl.state import decode_tree, encode_tree
+from trainingcxl.state import decode_tree, encode_tree, json_bytes
 
 __all__ = ["BatchFeed", "Fetched"]
+
+_LOADER_STATE_MAX = 48 << 10  # of the record's 64 KiB
 
 
 @dataclass(slots=True)
@@ -174,7 +177,16 @@ class BatchFeed:
         return states if any(state is not None for state in states) else []
 
     def _loader_state(self) -> Any:
-        return encode_tree(self._loader.state_dict(), None, "the loader's state")  # type: ignore[attr-defined]
+        state = encode_tree(self._loader.state_dict(), None, "the loader's state")  # type: ignore[attr-defined]
+        size = len(json_bytes(state))
+        if size > _LOADER_STATE_MAX:  # said before the step, which could not be committed
+            raise PoolFull(
+                f"the loader's state has {size} bytes, the resume record has room for "
+                f"{_LOADER_STATE_MAX}\n"
+                "  state: nothing has changed\n"
+                "  do:    use a loader with seek(epoch, batch), or one whose state is a position"
+            )
+        return state
 
     def __iter__(self) -> Iterator[Fetched]:
         while True:

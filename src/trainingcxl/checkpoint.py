@@ -354,6 +354,7 @@ class FaultTolerantRun:
         self.pool.transaction.clear()
         self._count_time()
         self._dense.capture_if_due(self._record_bytes(), self._step_seconds)
+        self.pool.desk.serve()
 
     def _step_schedulers(self) -> None:
         for collection in self.pool.transaction.collections:
@@ -384,9 +385,8 @@ class FaultTolerantRun:
             return
         self._has_warned = True
         self._notice(
-            f"batch {self.committed_batch} was not announced ahead, so its undo log was written "
-            "in the commit; "
-            "iterate with run.batches(loader), and pass sparse_of= when batches have no `sparse` "
+            f"batch {self.committed_batch} was not announced ahead, so the commit wrote its undo "
+            "log; iterate with run.batches(loader), and pass sparse_of= when batches lack `sparse` "
             "(said once; run.stats.unannounced_batches counts)"
         )
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainingcxl.errors import ConfigError
+from trainingcxl.setting_values import hash_sizes, is_count, widths, wrong_value
 
 __all__ = [
     "CacheSettings",
@@ -32,10 +33,8 @@ __all__ = [
     "Value",
     "differences",
     "effect_of",
-    "hash_sizes",
     "load_settings",
     "show_settings",
-    "widths",
 ]
 
 Value = int | float | str | bool
@@ -99,8 +98,8 @@ class RunSettings(_Section):
     def __post_init__(self) -> None:
         """Check that `dense_every` is auto or a count."""
         _Section.__post_init__(self)
-        if self.dense_every != "auto" and not _is_count(self.dense_every):
-            raise _wrong("run.dense_every", self.dense_every, "auto or a number of at least 1")
+        if self.dense_every != "auto" and not is_count(self.dense_every):
+            raise wrong_value("run.dense_every", self.dense_every, "auto or a number of at least 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,9 +193,9 @@ class EvalSettings(_Section):
         """Check that something is left to train on, and to judge by."""
         _Section.__post_init__(self)
         if self.fraction >= 1:
-            raise _wrong("eval.fraction", self.fraction, "a number in [0, 1)")
+            raise wrong_value("eval.fraction", self.fraction, "a number in [0, 1)")
         if self.patience and not self.fraction:
-            raise _wrong("eval.patience", self.patience, "0 while eval.fraction is 0")
+            raise wrong_value("eval.patience", self.patience, "0 while eval.fraction is 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -223,6 +222,12 @@ class PoolSettings(_Section):
         "who writes it: background (a thread ahead of the step), fused (the update itself), auto",
         effect=Effect.NONE,
         choices=("auto", "background", "fused"),
+    )
+    lag_max: int = _key(
+        16, "power on a file: commits that may wait for a sync", effect=Effect.NONE, least=1
+    )
+    journal_bytes: int = _key(
+        0, "power on a file: first size of the journal; 0 by the batches", effect=Effect.NONE
     )
     rows_per_batch_max: int = _key(0, "rows a batch may change; 0: by data", effect=Effect.NONE)
     lookahead: int = _key(1, "batches announced ahead", effect=Effect.NONE)
@@ -296,13 +301,6 @@ _DECLARED: dict[str, "Field[Any]"] = {
 }
 
 
-def _wrong(name: str, value: object, expected: str) -> ConfigError:
-    return ConfigError(
-        f"{name} is {value!r}, expected {expected}\n"
-        "  do:    'trainingcxl train --show-config' lists every setting and its meaning"
-    )
-
-
 def _known(name: str) -> str:
     """Return `name` if it is a setting; name the nearest one if not."""
     if name in _DECLARED:
@@ -322,7 +320,7 @@ def _convert(name: str, value: object) -> Value:
     if type(value) is int and wanted in (float, str):
         return float(value) if wanted is float else str(value)
     if type(value) is not wanted:
-        raise _wrong(name, value, f"a value of type {_type_name(wanted)}")
+        raise wrong_value(name, value, f"a value of type {_type_name(wanted)}")
     converted: Value = value  # type: ignore[assignment]
     return converted
 
@@ -337,7 +335,7 @@ def _parse(name: str, text: str) -> Value:
             return int(text.replace("_", ""))
         return float(text) if wanted is float else text
     except (KeyError, ValueError):
-        raise _wrong(name, text, f"a value of type {_type_name(wanted)}") from None
+        raise wrong_value(name, text, f"a value of type {_type_name(wanted)}") from None
 
 
 def _type_name(wanted: object) -> str:
@@ -347,52 +345,12 @@ def _type_name(wanted: object) -> str:
 
 def _check(name: str, declared: "Field[Any]", value: Any) -> None:
     if type(value) is not declared.type:
-        raise _wrong(name, value, f"a value of type {_type_name(declared.type)}")
+        raise wrong_value(name, value, f"a value of type {_type_name(declared.type)}")
     choices, least = declared.metadata["choices"], declared.metadata["least"]
     if choices and value not in choices:
-        raise _wrong(name, value, "one of " + ", ".join(choices))
+        raise wrong_value(name, value, "one of " + ", ".join(choices))
     if isinstance(value, int | float) and not (isfinite(value) and value >= least):
-        raise _wrong(name, value, f"a number of at least {least}")
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and int(text) >= 1
-
-
-def widths(name: str, text: str) -> list[int]:
-    """Read the widths of an MLP's layers.
-
-    Args:
-        name: The setting, for the error.
-        text: Widths joined by '-', such as '512-256'; empty for no hidden layer.
-
-    Raises:
-        ConfigError: A part is not a number of at least 1.
-    """
-    parts = text.split("-") if text else []
-    if not all(_is_count(part) for part in parts):
-        raise _wrong(name, text, "widths joined by '-', such as 512-256")
-    return [int(part) for part in parts]
-
-
-def hash_sizes(text: str) -> int | dict[str, int]:
-    """Read `data.hash_size`.
-
-    Args:
-        text: A number of rows for all features, or NAME=ROWS joined by commas.
-
-    Raises:
-        ConfigError: It is neither.
-    """
-    if text.isascii() and text.isdecimal():
-        return int(text)
-    sizes = {}
-    for part in text.split(","):
-        name, _, rows = part.rpartition("=")
-        if not name or not _is_count(rows):
-            raise _wrong("data.hash_size", text, "a number of rows, or NAME=ROWS,NAME=ROWS,...")
-        sizes[name] = int(rows)
-    return sizes
+        raise wrong_value(name, value, f"a number of at least {least}")
 
 
 def load_settings(
@@ -432,7 +390,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
     for section, table in tables.items():
         if not isinstance(table, dict):
             _known(section)
-            raise _wrong(section, table, "a table of settings")
+            raise wrong_value(section, table, "a table of settings")
         values |= {f"{section}.{key}": value for key, value in table.items()}
     return values
 

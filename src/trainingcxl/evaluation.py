@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from trainingcxl.config import Settings, Value, widths
+from trainingcxl.config import Settings, Value
 from trainingcxl.data import BatchLoader, Dataset, Rows, Subset
 from trainingcxl.data.dataset import Jagged
 from trainingcxl.errors import ConfigError, DataError, PoolError, PoolLocked, RecoveryError
@@ -25,6 +25,7 @@ from trainingcxl.models import DLRM
 from trainingcxl.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from trainingcxl.pool import Pool
 from trainingcxl.resume import environment, restore_dense
+from trainingcxl.setting_values import widths
 from trainingcxl.state import decode_blob
 from trainingcxl.train_setup import Report, open_source, prepare_torch, split_data
 

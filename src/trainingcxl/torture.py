@@ -28,6 +28,7 @@ from trainingcxl import _core
 from trainingcxl.errors import TrainingCXLError
 from trainingcxl.pool import Pool, inspect, verify
 from trainingcxl.torture_model import Life, Scenario, live
+from trainingcxl.torture_power import PowerCut, forget_versions, keep_version
 from trainingcxl.torture_tally import Kill, Reference, Tally
 
 __all__ = ["SCENARIOS", "Torture", "torture"]
@@ -55,15 +56,29 @@ _POINTS = (
     "commit: rows stored",
     "recovery: row",
 )
+_JOURNAL_POINTS = (
+    "journal: frames written",
+    "journal: synced",
+    "journal: slot",
+    "data: sync",
+    "data: synced",
+)
 _POINTS_OF_CREATION = 60
 _LIFE_SECONDS_MAX = 60.0
 _LIVES_MAX = 400  # of one run; more means that it makes no progress
 _KILLS_PER_RUN = 12
 _NO_BATCH = -1
+_LAG_MAX = 16  # of Pool
 
 
 def torture(
-    folder: Path, *, seconds: float, seed: int, medium: Literal["auto", "fsdax", "block"], tally: Tally
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    medium: Literal["auto", "fsdax", "block"],
+    tally: Tally,
+    has_power_cuts: bool = False,
 ) -> "Iterator[Torture]":
     """Goes round all scenarios until the time is over or something differs; yields after each run.
 
@@ -76,7 +91,7 @@ def torture(
             if time.monotonic() >= deadline and tally.runs > 0:
                 return
             if scenario.name not in made:
-                here = replace(scenario, medium=medium)
+                here = replace(scenario, medium=medium, has_power_cuts=has_power_cuts)
                 made[scenario.name] = Torture(folder, here, seed=seed, tally=tally)
             rig = made[scenario.name]
             is_well = rig.run()
@@ -104,11 +119,11 @@ class _Shared:
         """Where the life stands; _NO_BATCH while it has not opened the pool."""
         return int(struct.unpack_from("<q", self._memory, 0)[0])
 
-    def put(self, batch: int, *digests: str) -> None:
-        """Acknowledges a batch; digests of its rows and of the rest, or none."""
+    def put(self, batch: int, *digests: str, acknowledged: int | None = None) -> None:
+        """Digests of a batch's rows and of the rest, or none; acknowledges it, or an older one."""
         for kind, digest in enumerate(digests):
             self._memory[self._place(kind, batch)] = digest.encode()
-        struct.pack_into("<q", self._memory, 0, batch)
+        struct.pack_into("<q", self._memory, 0, batch if acknowledged is None else acknowledged)
 
     def digest(self, kind: int, batch: int) -> str:
         """Of the rows (0) or of the rest (1) after a batch; empty: unknown."""
@@ -161,6 +176,8 @@ class Torture:
         self._shared = _Shared()
         self._acknowledged = 0
         self._has_died_recovering = False
+        self._was_cut = False
+        self._cut = PowerCut(f"{scenario.name} {seed}") if scenario.has_power_cuts else None
         import_module("torch._dynamo")  # optimizers import it when first made: not in every life
         self.reference = self._leave_alone(str(folder / f"{scenario.name}.alone.pool"))
 
@@ -175,8 +192,9 @@ class Torture:
             Whether nothing differed.
         """
         Pool.discard(self.path)
+        forget_versions(self.path)
         self._acknowledged = 0
-        self._has_died_recovering = False
+        self._has_died_recovering = self._was_cut = False
         self._shared.forget_digests_after(_NO_BATCH)
         kills = iter(self.random_kills(_KILLS_PER_RUN) if plan is None else plan)
         for _ in range(_LIVES_MAX):
@@ -205,7 +223,8 @@ class Torture:
             kill = Kill(countdown=choose.randint(1, sum(points.values()) * reach // batches))
             kind = choose.random()
             if kind < 0.4:
-                name = choose.choice(_POINTS)
+                with_journal = self.scenario.medium == "block"
+                name = choose.choice(_POINTS + with_journal * _JOURNAL_POINTS)
                 passed = points.get(name, 100) * reach // batches
                 kill = Kill(countdown=choose.randint(1, max(1, passed)), point=name)
             elif kind < 0.7:
@@ -228,7 +247,7 @@ class Torture:
             os.close(reader)
             os.close(point_reader)
             resume = (kill.resume if kill is not None else "") or self.scenario.resume
-            scenario = replace(self.scenario, resume=resume)
+            scenario = replace(self.scenario, resume=resume, assumes_reboot=self._was_cut)
 
             def body() -> None:
                 signal.signal(signal.SIGTERM, lambda *_: sys.exit())
@@ -248,14 +267,23 @@ class Torture:
             point = pipe.read().decode()
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
+        self._note_end(code, point, messages)
+        return messages, code == 0
+
+    def _note_end(self, code: int, point: str, messages: list[dict[str, Any]]) -> None:
+        """Counts how a life ended; a kill may stand for a power failure."""
+        if messages:  # it had opened the pool, and recovered
+            self._was_cut = False
         if code == -signal.SIGKILL:
             self.tally.kills += 1
             self.tally.died_at[point or "any time"] += 1
+            if self._cut is not None:
+                self._cut.apply(self.path, point)
+                self._was_cut = True
         elif code < 0:
             messages.append({"error": f"died of {signal.Signals(-code).name}"})
         elif code == _STOPPED:
             self.tally.requests += 1
-        return messages, code == 0
 
     def _kill_later(self, pid: int, kill: Kill, reader: int) -> None:
         """Waits and kills; the child may have ended by itself before."""
@@ -288,6 +316,8 @@ class Torture:
 
         def watch(what: str, life: Life) -> None:
             batch = life.pool.committed_batch
+            if self._cut is not None and what != "end":
+                keep_version(self.path, life.pool, starts_anew=what == "start")
             if what == "start":
                 report = None if life.pool.recovery is None else asdict(life.pool.recovery)
                 tables, rest = life.tables_digest(), life.rest_digest()
@@ -295,10 +325,12 @@ class Torture:
                 _send(writer, at="start", recovery=report, tables=tables, rest=rest, known=known)
                 self._shared.forget_digests_after(batch)
                 self._shared.put(batch, tables, rest)
-            elif what == "commit" and self._has_own_course:
-                self._shared.put(batch, life.tables_digest(), life.rest_digest())
             elif what == "commit":
-                self._shared.put(batch)
+                own = self._has_own_course
+                digests = (life.tables_digest(), life.rest_digest()) if own else ()
+                lost = self._cut is not None  # what is not durable may be gone
+                durable = life.pool.durable_batch if lost else None
+                self._shared.put(batch, *digests, acknowledged=durable)
             else:
                 _send(writer, at="end", batch=batch, digest=life.pool.digest())
 
@@ -338,11 +370,12 @@ class Torture:
             if acknowledged > 0:
                 self._differ(f"batch {acknowledged} was acknowledged, the pool is found empty")
             return
-        lag_max = 2 * self.scenario.dense_every - 1
+        slack = _LAG_MAX if self._cut is not None else 0
+        lag_max = 2 * self.scenario.dense_every - 1 + slack
         committed, resumed = report["committed_batch"], report["resumed_batch"]
         # A recovery that was killed may have gone back to the dense part's batch already.
         lowest = acknowledged - (lag_max + 1 if self._has_died_recovering else 0)
-        if not lowest <= committed <= acknowledged + 1:
+        if not lowest <= committed <= acknowledged + 1 + slack:
             self._differ(f"batch {acknowledged} was acknowledged, {committed} is found")
         if not committed - lag_max <= report["dense_batch"] <= committed:
             self._differ(f"batch {committed} has a dense part of batch {report['dense_batch']}")

@@ -26,6 +26,7 @@ _BAGS = 64
 _NARROW = {"user": (160, 16), "item": (37, 7), "bias": (1, 8)}  # rows, dim
 _WIDE_ROWS, _WIDE_DIM, _WIDE_LOOKUPS = 4000, 64, 2600  # one such batch outgrows the smallest log
 _MULTI_ROWS, _MULTI_DIM = 120, 24
+_JOURNAL_BYTES = 1 << 19  # cut every few batches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,10 @@ class Scenario:
     undo_log: Literal["background", "fused", "alternating"] = "background"
     """Named, as "auto" would choose by time; alternating: another form every few batches."""
     medium: Literal["auto", "fsdax", "block"] = "auto"
+
+    has_power_cuts: bool = False
+    """A kill counts as a power failure: see torture_power."""
+    assumes_reboot: bool = False
 
     @property
     def num_consumed(self) -> int:
@@ -193,6 +198,8 @@ def open_scenario_pool(path: str, scenario: Scenario) -> Pool:
     options: dict[str, Any] = {}
     if scenario.medium != "auto":
         options = {"durability": "power", "_medium": scenario.medium}
+    if scenario.has_power_cuts:
+        options |= {"journal_bytes": _JOURNAL_BYTES, "_assume_reboot": scenario.assumes_reboot}
     if scenario.undo_log != "alternating":
         options["undo_log"] = scenario.undo_log
     return Pool(path, resume=scenario.resume, threads=scenario.threads, **options)

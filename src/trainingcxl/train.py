@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from trainingcxl.checkpoint import FaultTolerantRun
-from trainingcxl.config import ScheduleSettings, Settings, widths
+from trainingcxl.config import ScheduleSettings, Settings
 from trainingcxl.data import Batch, BatchLoader, Dataset
 from trainingcxl.errors import TrainingCXLError
 from trainingcxl.evaluation import predictions
@@ -22,6 +22,7 @@ from trainingcxl.metrics import Metrics, measure
 from trainingcxl.models import DLRM
 from trainingcxl.nn import EmbeddingBagCollection
 from trainingcxl.pool import Pool
+from trainingcxl.setting_values import widths
 from trainingcxl.train_setup import (
     Report,
     Stop,

@@ -21,12 +21,12 @@ from trainingcxl.config import (
     Settings,
     differences,
     effect_of,
-    hash_sizes,
 )
 from trainingcxl.data import Dataset, open_data, split_dataset
 from trainingcxl.errors import ConfigError, PoolError, RecoveryError
 from trainingcxl.nn import EmbeddingBagConfig
 from trainingcxl.pool import Pool, inspect
+from trainingcxl.setting_values import hash_sizes
 
 __all__ = [
     "Report",
@@ -224,6 +224,8 @@ def open_training_pool(settings: Settings, data: Dataset, report: Report) -> Poo
         log_bytes=wanted.log_bytes or None,
         lookahead=wanted.lookahead,
         undo_log=wanted.undo_log,
+        lag_max=wanted.lag_max,
+        journal_bytes=wanted.journal_bytes or None,
         trust_after_reboot=wanted.trust_after_reboot,
         progress=lambda what, done, total: report.progress("create tables", done, total),
     )

@@ -104,6 +104,10 @@ class Medium:
         for key, step in self._flushed.pop(thread, {}).items():
             self._retire(key, step)
 
+    def forget_flushes(self) -> None:
+        """The threads are gone that could have fenced what they flushed."""
+        self._flushed.clear()
+
     def sync_begin(self, number: int) -> None:
         self._synced[number] = self._step, self.files[number].size
 

@@ -150,7 +150,7 @@ class Rig:
             if not is_nested and self._since_nested >= 60 and found.has_undone:
                 self._since_nested = 0
                 self._crash_in_recovery(medium, image, expect)
-        share = _KILLS_AT_SLOT if "slot" in pending else _KILLS
+        share = _KILLS_AT_SLOT if "slot" in pending or expect.is_recovering else _KILLS
         if not is_nested and self.choose.random() < share:
             self._kill_then_cut(medium, expect)
 
@@ -177,7 +177,9 @@ class Rig:
     def _kill_then_cut(self, medium: Medium, expect: Expect) -> None:
         """The process is killed, a recovery builds on what was only in the cache, power fails."""
         if expect.acked is not None:
-            self._recover_recorded(copy.deepcopy(medium), expect)
+            killed = copy.deepcopy(medium)
+            killed.forget_flushes()
+            self._recover_recorded(killed, expect)
 
     def _recover_recorded(self, medium: Medium, expect: Expect) -> None:
         scratch = Scratch(self.folder / "recovered", medium, self._pages)

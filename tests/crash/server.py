@@ -46,6 +46,20 @@ def random_kills(folder: str, medium: str, kills: int, seed: int) -> dict[str, A
     return {**tally.summary(), "differences": tally.mismatches}
 
 
+def power_cuts(folder: str, kills: int, seed: int) -> dict[str, Any]:
+    """Every scenario once at level power on a file; each kill takes what was not synced along."""
+    tally = Tally()
+    for scenario in SCENARIOS:
+        here = replace(scenario, medium="block", has_power_cuts=True)
+        rig = Torture(Path(folder), here, seed=seed, tally=tally)
+        rig.run(rig.random_kills(kills))
+    return {
+        **tally.summary(),
+        "differences": tally.mismatches,
+        "died_at": dict(tally.died_at),
+    }
+
+
 def planned_kills(
     folder: str, scenario: dict[str, Any], plans: list[list[dict[str, Any]]], spoil: str = ""
 ) -> dict[str, Any]:

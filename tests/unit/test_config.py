@@ -9,12 +9,11 @@ from trainingcxl.config import (
     Effect,
     Settings,
     differences,
-    hash_sizes,
     load_settings,
     show_settings,
-    widths,
 )
 from trainingcxl.errors import ConfigError
+from trainingcxl.setting_values import hash_sizes, widths
 
 
 def test_later_sources_win(tmp_path: Path) -> None:

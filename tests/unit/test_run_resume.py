@@ -122,6 +122,30 @@ def test_a_state_object_too_large_for_the_record(bench):
     assert Job(bench.open()).run.committed_batch == 0
 
 
+def test_a_loader_state_too_large_for_the_record(bench):
+    """Refused before the first step, not by the commit after it."""
+
+    class Heavy(list):
+        def state_dict(self):
+            return {"order": list(range(20_000))}
+
+        def load_state_dict(self, state):
+            del state
+
+    job = Job(bench.open())
+    before = data_bytes(job.pool)
+
+    def train():
+        for ids in job.run.batches(Heavy(batches(3))):
+            job.run.step(job.loss(ids))
+
+    with pytest.raises(PoolFull, match="loader's state has"):
+        train()
+    assert job.run.committed_batch == 0
+    assert data_bytes(job.pool) == before
+    job.pool.close()
+
+
 def test_state_changed_after_the_commit_is_noticed(bench):
     """A counter that the loop raises after run.step is one behind after a kill: said once, by
     name.

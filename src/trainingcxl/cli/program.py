@@ -24,6 +24,7 @@ _SUBCOMMANDS = {
     "demo": "Train on built-in data, kill the training half-way, resume, and compare.",
     "evaluate": "Judge the model in a pool on held-out data, or on any other.",
     "predict": "Score data with the model in a pool; writes Parquet.",
+    "snapshot": "Copy one committed batch of a pool, also while it is trained.",
     "inspect": "Show what a pool holds and where its training stands.",
     "verify": "Check all checksums and invariants of a pool.",
     "doctor": "Say what a pool at a path would get: medium, speed, durability, limits.",

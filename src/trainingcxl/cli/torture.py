@@ -25,9 +25,20 @@ __all__ = ["command"]
     show_default=True,
     help="fsdax runs the code for persistent memory (flush and fence), whatever PATH lies on.",
 )
+@click.option(
+    "--power-cuts",
+    is_flag=True,
+    help="With --medium block: a kill takes along, as a power failure would, any part of what was "
+    "not synced.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
 def command(
-    path: Path, minutes: float, seed: int, medium: Literal["auto", "fsdax", "block"], as_json: bool
+    path: Path,
+    minutes: float,
+    seed: int,
+    medium: Literal["auto", "fsdax", "block"],
+    power_cuts: bool,
+    as_json: bool,
 ) -> None:
     """Kill small trainings in the folder PATH and compare what they leave with one left alone.
 
@@ -43,7 +54,14 @@ def command(
     folder = Path(tempfile.mkdtemp(prefix="torture-", dir=path))
     tally = Tally()
     with make_reporter(as_json=as_json) as report:
-        for rig in torture(folder, seconds=60 * minutes, seed=seed, medium=medium, tally=tally):
+        for rig in torture(
+            folder,
+            seconds=60 * minutes,
+            seed=seed,
+            medium=medium,
+            tally=tally,
+            has_power_cuts=power_cuts,
+        ):
             report.event(
                 "run",
                 scenario=rig.scenario.name,

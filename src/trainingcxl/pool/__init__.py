@@ -7,6 +7,17 @@ a second.
 
 from trainingcxl.pool.inspection import Damage, inspect, verify
 from trainingcxl.pool.pool import Pool, RecoveryReport
+from trainingcxl.pool.snapshot import Snapshot, ask_for_snapshot
 from trainingcxl.pool.table import Table, TableSpec
 
-__all__ = ["Damage", "Pool", "RecoveryReport", "Table", "TableSpec", "inspect", "verify"]
+__all__ = [
+    "Damage",
+    "Pool",
+    "RecoveryReport",
+    "Snapshot",
+    "Table",
+    "TableSpec",
+    "ask_for_snapshot",
+    "inspect",
+    "verify",
+]

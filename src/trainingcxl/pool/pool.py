@@ -15,6 +15,7 @@ import numpy as np
 
 from trainingcxl import _core
 from trainingcxl.errors import PoolError, PoolFull, PoolLocked, TrainingCXLError
+from trainingcxl.pool.snapshot import Snapshot, SnapshotDesk
 from trainingcxl.pool.table import OPTIMIZERS, Table, TableSpec, check_same_shape
 from trainingcxl.transaction import Transaction
 
@@ -23,7 +24,7 @@ __all__ = ["Pool", "RecoveryReport"]
 Progress = Callable[[str, int, int], None]
 # Not part of the digest: clocks and places, and generators, which a script may leave unseeded.
 _NOT_LOGICAL = ("volatile", "rng", "epoch_rng", "fetch_rng")
-_FILES = ("log", "data", "lock")  # lock last: it guards the others while they go
+_FILES = ("log", "data", "journal", "lock")  # lock last: it guards the others while they go
 _INIT_BYTES = 64 << 20  # between two progress reports, and two chances for Ctrl-C
 _DIGEST_BYTES = 16 << 20
 
@@ -78,6 +79,8 @@ class Pool:
             are the same, bit for bit.
         lag_max: Level "power" on an ordinary file: commits that may wait for their sync; the next
             one waits for the oldest.
+        journal_bytes: Level "power" on an ordinary file: first size of the journal's ring; it
+            grows with the batches. Default: 64 MiB to 1 GiB.
         trust_after_reboot: Open a "process" pool that was open when the machine restarted. Right
             after an orderly shutdown; wrong after a power loss.
         progress: Called with (what, done bytes, total bytes) while tables are created.
@@ -107,6 +110,7 @@ class Pool:
         lookahead: int = 1,
         undo_log: str = "auto",
         lag_max: int = 16,
+        journal_bytes: int | None = None,
         trust_after_reboot: bool = False,
         progress: Progress | None = None,
         _medium: str = "",
@@ -114,16 +118,7 @@ class Pool:
         _log: bool = True,
     ) -> None:
         self.path = Path(path)
-        if resume not in ("exact", "latest"):
-            raise ValueError(f"resume is '{resume}', expected 'exact' or 'latest'")
-        if self.path.is_char_device():
-            raise ValueError(f"'{path}' is a device: pass a folder as path and device='{path}'")
-        if not 1 <= lookahead <= 8:
-            raise ValueError(f"lookahead is {lookahead}, expected 1 to 8")
-        if undo_log not in ("auto", "background", "fused"):
-            raise ValueError(f"undo_log is '{undo_log}', expected 'auto', 'background' or 'fused'")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads is {threads}, expected 1 or more")
+        _check_options(path, resume, lookahead, undo_log, threads, lag_max)
         self.threads = threads or len(os.sched_getaffinity(0))
         self.lookahead = lookahead
         self._progress = progress
@@ -147,7 +142,6 @@ class Pool:
         facts = self._core.facts()
         self.uuid: str = facts["uuid"]
         self.medium: str = facts["medium"]
-        self.file_system: str = facts["file_system"]
         self.durability: str = facts["durability"]
         self.notices: list[str] = _notices(facts)
         self.is_read_only = read_only
@@ -165,8 +159,11 @@ class Pool:
             rows_per_batch_max=rows_per_batch_max or 0,
             undo_log=undo_log if _log else "none",
             lag_max=lag_max,
+            journal_bytes=journal_bytes or 0,
         )
         self.transaction = Transaction()
+        self._snapshot: Snapshot | None = None
+        self.desk = SnapshotDesk(self.path, lambda to: self.snapshot(to, wait=False))
         self._owner_pid = os.getpid()
         self._finalizer = weakref.finalize(self, _abandon, self._core, self._owner_pid)
 
@@ -307,6 +304,39 @@ class Pool:
             sha.update(blob.data)
         return sha.hexdigest()
 
+    def snapshot(self, path: str | os.PathLike[str], *, wait: bool = True) -> Snapshot:
+        """Copies the committed batch, while training goes on, to a new pool.
+
+        The copy is made by a thread of the lowest priority. It holds tables, optimizer state, dense
+        part, position: it can be opened, evaluated, and trained on. Call between two batches; the
+        dense part of the committed batch is written first.
+
+        Args:
+            path: An empty or new folder.
+            wait: Return when it is complete and on the medium; else see Snapshot.wait.
+
+        Raises:
+            PoolError: The folder holds something, or another snapshot is being taken.
+            PoolFull: No space; nothing is left behind. The training may go on.
+        """
+        target = Path(path)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise PoolError(
+                f"'{target}' is not an empty folder\n"
+                "  state: it is unchanged\n  do:    choose another path for the snapshot"
+            )
+        if not self.is_read_only:
+            self.settle()
+        try:
+            self._core.begin_snapshot(str(target))
+        except (TrainingCXLError, OSError):
+            _remove_empty_pool(target)
+            raise
+        self._snapshot = Snapshot(self._core, target)
+        if wait:
+            self._snapshot.wait()
+        return self._snapshot
+
     # --- life
 
     def on_close(self, closer: Callable[[], None]) -> None:
@@ -320,6 +350,9 @@ class Pool:
         if not self._finalizer.alive:
             return
         try:
+            self.desk.finish()
+            if self._snapshot is not None and not self._snapshot.is_done:
+                self._snapshot.wait()
             while self._closers and os.getpid() == self._owner_pid:
                 self._closers.pop()()
         finally:
@@ -367,6 +400,28 @@ class _Closed:
         raise PoolError(
             f"pool '{self._path}' is closed\n  do:    open it again with Pool('{self._path}')"
         )
+
+
+def _check_options(
+    path: str | os.PathLike[str],
+    resume: str,
+    lookahead: int,
+    undo_log: str,
+    threads: int | None,
+    lag_max: int,
+) -> None:
+    if resume not in ("exact", "latest"):
+        raise ValueError(f"resume is '{resume}', expected 'exact' or 'latest'")
+    if Path(path).is_char_device():
+        raise ValueError(f"'{path}' is a device: pass a folder as path and device='{path}'")
+    if not 1 <= lookahead <= 8:
+        raise ValueError(f"lookahead is {lookahead}, expected 1 to 8")
+    if undo_log not in ("auto", "background", "fused"):
+        raise ValueError(f"undo_log is '{undo_log}', expected 'auto', 'background' or 'fused'")
+    if threads is not None and threads < 1:
+        raise ValueError(f"threads is {threads}, expected 1 or more")
+    if lag_max < 1:
+        raise ValueError(f"lag_max is {lag_max}, expected 1 or more")
 
 
 def _report(found: Mapping[str, Any], seconds: float) -> RecoveryReport:

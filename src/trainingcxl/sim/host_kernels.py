@@ -45,8 +45,9 @@ _PASSES = 3
 _BAGS = 2048
 _POOLED_BYTES = (1 << 20, 1 << 22, 1 << 24, 1 << 26)
 _BLOCK_BYTES = 256 << 10  # of rows between two calls of NumPy
-_KEYS = 1 << 16
+_KEYS = 1 << 12  # a part of a radix sort: in the caches next to the processor
 _BUCKETS = 256
+_REPEATS = 20
 _NEAR_BYTES = 1 << 28  # working sets up to here are read once before they are timed
 
 
@@ -237,46 +238,44 @@ def _chase_ns(words: NDArray[np.int64], rng: np.random.Generator) -> float:
     return max(cycle(words[: 1 << 24]) - least, 1.0)
 
 
+def _repeated_ns(action: Callable[[], object]) -> float:
+    """Nanoseconds of one of several calls, after a first one."""
+    action()
+    started = time.thread_time()
+    for _ in range(_REPEATS):
+        action()
+    return (time.thread_time() - started) / _REPEATS * 1e9
+
+
+def _word_ns() -> float:
+    """Nanoseconds a word of a scalar loop over cached memory, and nothing of NumPy's call."""
+    # Every second word: a loop that no vector instruction shortens.
+    short, long = np.zeros(1 << 11)[::2], np.zeros(1 << 13)[::2]
+    longer = _repeated_ns(partial(np.add.reduce, long))
+    longer -= _repeated_ns(partial(np.add.reduce, short))
+    return max(longer / (long.size - short.size), 0.01)
+
+
 def _loop_costs(rng: np.random.Generator) -> dict[str, float]:
     """Nanoseconds a key of sorting and merging, a word of a scalar loop, and a call."""
     keys = rng.integers(0, _BUCKETS, _KEYS)
     out = np.zeros_like(keys)
-    place = np.zeros_like(keys)
     # The mirror image of a scatter into buckets: one advancing place a bucket is read.
+    place = np.zeros_like(keys)
     place[np.argsort(keys, kind="stable")] = np.arange(_KEYS)
-    # Every second word: a scalar loop, which no vector instruction shortens.
-    short, long = np.zeros(1 << 11)[::2], np.zeros(1 << 13)[::2]
-
-    def scatter() -> None:
-        np.take(keys, place, out=out, mode="clip")
-
-    def count() -> None:
-        np.bincount(keys, minlength=_BUCKETS)
-
-    def words(values: NDArray[np.float64]) -> None:
-        for _ in range(20):
-            np.add.reduce(values)
-
-    lists = np.sort(rng.integers(0, _KEYS, (2, _KEYS // 4))).ravel()  # two ascending lists
-
-    def merge() -> None:
-        lists.copy().sort(kind="stable")
-
-    def call() -> None:
-        for _ in range(50):
-            np.take(keys, place[:1], out=out[:1], mode="clip")
-
-    for action in (call, scatter, count, merge, partial(words, short), partial(words, long)):
-        action()
-    longer = _timed(partial(words, long)) - _timed(partial(words, short))
-    word_ns = max(longer / (long.size - short.size) / 20 * 1e9, 0.01)
+    lists = np.sort(rng.integers(0, 4 * _KEYS, (2, _KEYS))).ravel()  # two ascending lists
+    word_ns = _word_ns()
+    # NumPy first looks for the least and the largest key, in a scalar loop.
+    count_ns = _repeated_ns(partial(np.bincount, keys, minlength=_BUCKETS)) / _KEYS - word_ns
+    # A stable sort of two ascending lists merges them.
+    merge_ns = _repeated_ns(lambda: lists.copy().sort(kind="stable")) / lists.size
+    call = partial(np.take, keys, place[:1], out=out[:1], mode="clip")
     return {
-        "scatter_ns": _timed(scatter) / _KEYS * 1e9,
-        # NumPy first looks for the least and the largest key, in a scalar loop.
-        "count_ns": max(_timed(count) / _KEYS * 1e9 - word_ns, word_ns),
-        "merge_ns": _timed(merge) / lists.size * 1e9,
+        "scatter_ns": _repeated_ns(partial(keys.take, place, 0, out, "clip")) / _KEYS,
+        "count_ns": max(count_ns, word_ns),
+        "merge_ns": merge_ns,
         "word_ns": word_ns,
-        "call_us": _timed(call) / 50 * 1e6,
+        "call_us": _repeated_ns(call) / 1e3,
     }
 
 

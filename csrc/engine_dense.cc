@@ -1,0 +1,139 @@
+// The engine's dense log: capturing generations, writing them in slices, and what follows from a
+// complete one. Questions about the engine's state.
+#include <algorithm>
+
+#include "engine.h"
+#include "errors.h"
+#include "fault.h"
+#include "stopwatch.h"
+
+namespace tcxl {
+
+void Engine::capture(const std::string& resume, const std::vector<DenseLog::Part>& parts) {
+  Lock lock(mutex_);
+  store_.check_alive();
+  check_background();
+  Stopwatch watch;
+  changed_.wait(lock, [&] { return !dense_.is_writing() || stop_; });
+  check_background();
+  stats_.dense_wait_ns += watch.ns();
+  watch = Stopwatch();
+  dense_.capture(committed_, life_, resume, parts);
+  last_captured_ = committed_;
+  if (has_fault(Fault::kReclaimEarly)) undo_.reclaim(committed_);
+  for (const DenseLog::Part& part : parts) stats_.dense_bytes += part.bytes;
+  stats_.dense_copy_ns += watch.ns();
+  if (!store_.slot()) {  // batch 0: the commit that ends the creation of the pool
+    while (!dense_.write_slice()) {
+    }
+    dense_.complete();
+    dense_.publish();
+    store_.write_slot(next_slot(committed_), resume);
+    if (journal_ != nullptr) journal_->rebase(*store_.slot());
+  } else if (journal_ != nullptr && journal_->wants_checkpoint()) {
+    begin_checkpoint(lock);
+  }
+  changed_.notify_all();
+}
+
+// The tables stand at the batch of the generation that was just captured: the journal's next base.
+void Engine::begin_checkpoint(Lock& lock) {
+  is_paused_ = true;
+  for (const auto& step : queue_) changed_.wait(lock, [&] { return !step->is_sorting; });
+  is_paused_ = false;
+  journal_->begin_checkpoint(committed_);
+  for (const auto& step : queue_) step->is_previous_logged = false;
+}
+
+void Engine::begin_snapshot(const std::string& path, const std::string& resume) {
+  Lock lock(mutex_);
+  if (!store_.is_read_only()) store_.check_alive();
+  if (options_.without_log) fail(ErrorKind::kPool, "a pool without undo log has no snapshots");
+  if (snapshot_ && !snapshot_->is_done())
+    fail(ErrorKind::kPool, "a snapshot of batch ", snapshot_->batch(), " is being taken already");
+  snapshot_.reset();
+  snapshot_ = std::make_unique<Snapshot>(store_, dense_, committed_, resume, path);
+  is_snapshot_attached_ = true;
+  snapshot_->start([this] { detach_snapshot(); });
+}
+
+// What was copied may hold rows of a batch whose update has begun: its records are wanted, too.
+void Engine::detach_snapshot() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return !is_updating_ || stop_; });
+  is_snapshot_attached_ = false;
+}
+
+void Engine::finish_generation() {
+  dense_.publish();
+  if (journal_ != nullptr) journal_->generation_finished(next_slot(committed_));
+  undo_.reclaim(dense_.newest()->header.batch);
+  for (auto& step : queue_) step->is_blocked = false;
+}
+
+void Engine::wait_dense() {
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return !dense_.is_writing(); });
+  check_background();
+}
+
+void Engine::set_dense_every(uint64_t batches) {
+  std::lock_guard lock(mutex_);
+  dense_every_ = std::max<uint64_t>(1, batches);
+}
+
+void Engine::set_undo_form(UndoForm form) {
+  std::lock_guard lock(mutex_);
+  options_.undo_form = form;
+  is_fused_ = form == UndoForm::kFused;
+  window_ = FormWindow();
+  changed_.notify_all();
+}
+
+bool Engine::is_dense_due() {
+  std::lock_guard lock(mutex_);
+  const bool is_half_full = undo_.ring_bytes() > 0 && 2 * undo_.used_bytes() >= undo_.ring_bytes();
+  const bool is_checkpoint_due =
+      journal_ != nullptr && !dense_.is_writing() && journal_->wants_checkpoint();
+  return committed_ - last_captured_ >= dense_every_ || is_checkpoint_due ||
+         (is_half_full && !dense_.is_writing()) ||
+         undo_.live_frames() > layout::kDirectoryEntries / 2;
+}
+
+uint64_t Engine::dense_batch() {
+  std::lock_guard lock(mutex_);
+  return dense_.newest() ? dense_.newest()->header.batch : layout::kNoBatch;
+}
+
+uint64_t Engine::log_used_bytes() {
+  std::lock_guard lock(mutex_);
+  return undo_.used_bytes();
+}
+
+Stats Engine::stats() {
+  std::lock_guard lock(mutex_);
+  return stats_;
+}
+
+// A generation takes the place of the one before the newest: with a journal the newest must have
+// become durable's own first, or a power failure would leave none that the rows reach.
+bool Engine::may_write_dense() const {
+  return journal_ == nullptr || dense_.has_begun() || !dense_.newest() ||
+         journal_->durable_batch() >= dense_.newest()->header.batch;
+}
+
+// The next slice of the dense generation; after the last one it is complete.
+void Engine::background_dense(Lock& lock) {
+  lock.unlock();
+  const Stopwatch watch;
+  const bool is_body_written = dense_.write_slice();
+  if (is_body_written) dense_.complete();
+  const uint64_t ns = watch.ns();
+  lock.lock();
+  stats_.background_dense_ns += ns;
+  if (!is_body_written) return;
+  finish_generation();
+  changed_.notify_all();
+}
+
+}  // namespace tcxl

@@ -1,0 +1,72 @@
+// A consistent copy of one committed batch, taken while training goes on (docs/durability.md,
+// "Snapshots"). The tables are copied as they change; the undo records of every batch that commits
+// meanwhile say what its rows held before, and the oldest record of a row is its value at the
+// snapshot's batch.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dense_log.h"
+#include "step.h"
+#include "store.h"
+
+namespace tcxl {
+
+class Snapshot {
+ public:
+  // Makes a new pool at `path` with the tables of `source`, and takes the dense part of its
+  // committed batch: no update may run. Throws what creating a pool throws.
+  Snapshot(const Store& source, const DenseLog& dense, uint64_t batch, const std::string& resume,
+           const std::string& path);
+  ~Snapshot();
+
+  // Starts copying. detach: returns once no later batch can be seen by what was copied, and calls
+  // take_records() no more.
+  void start(const std::function<void()>& detach);
+  // Of a batch that has committed, before its undo records may go. Trainer thread.
+  void take_records(const Step& step);
+
+  uint64_t batch() const { return slot_.batch; }
+  uint64_t bytes_done() const { return bytes_done_; }
+  uint64_t bytes_total() const { return bytes_total_; }
+  bool is_done() const { return is_done_; }
+  // Waits. Throws what the copying thread met; the snapshot is then no pool.
+  void wait();
+  void cancel() { is_cancelled_ = true; }
+
+ private:
+  struct Kept {  // in front of the bytes of a row and its state
+    uint64_t table, row;
+  };
+  struct CloseFile {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+  };
+  void run(const std::function<void()>& detach);
+  void copy_column(const float* from, float* to, uint64_t bytes);
+  void put_records_back();
+  void complete();
+
+  const Store& source_;
+  Store target_;
+  DenseLog dense_;
+  layout::Slot slot_{};
+  std::string resume_;
+  std::vector<std::vector<bool>> seen_;  // rows whose record was taken
+  std::unique_ptr<std::FILE, CloseFile> records_;
+  std::string record_error_;
+  std::atomic<uint64_t> bytes_done_ = 0;
+  uint64_t bytes_total_ = 0;
+  std::atomic<bool> is_done_ = false, is_cancelled_ = false;
+  std::exception_ptr failure_;
+  std::thread thread_;
+};
+
+}  // namespace tcxl
