@@ -117,6 +117,19 @@ def kill_at_persist(countdown: int, name: str = '', report_fd: int = -1) -> None
 def crash_points_passed() -> dict[str, int]:
     """Test hook: how often each point was passed since it was armed."""
 
+def record_start(paths: Sequence[str]) -> None:
+    """
+    Test hook: records the stores, flushes, fences and syncs of these files; pools must be opened after it.
+    """
+
+def record_stop() -> tuple:
+    """
+    Test hook: ends the record. Events (csrc/recording.h), places and values of changed words, names.
+    """
+
+def record_mark(text: str) -> None:
+    """Test hook: puts a mark into the record."""
+
 def discard_pool(path: str) -> None: ...
 
 def crc32c(data: bytes, crc: int = 0) -> int: ...

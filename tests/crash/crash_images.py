@@ -29,7 +29,11 @@ _SHOWN = 20  # problems
 _MUTANT_PLANS = ("background", "fused", "relive", "relive fused", "alternating", "workers",
                  "workers fused")  # fmt: skip
 # ... and first in the one that is known to show it, where that is another.
-_SHOWN_BY = {"NoRowFence": "workers", "ReclaimEarly": "fused", "RecoveryWithoutEvidence": "relive"}
+_SHOWN_BY = {
+    "NoRowFence": "workers",
+    "ReclaimEarly": "alternating",
+    "RecoveryWithoutEvidence": "relive",
+}
 
 
 def use_core(path: Path) -> None:
@@ -126,28 +130,36 @@ def run_images(mode: str, images: int, seed: int, width: int) -> tuple[dict[str,
 
 
 def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[str, Any]:
-    """One fault, until it is found; 0 is none, which must pass everything."""
+    """One fault, until it is found: first with few images, as most faults show at once."""
     from trainingcxl import _core
 
     _core.plant_fault(number)
     first = _SHOWN_BY.get(faults()[number], _MUTANT_PLANS[0])
+    plans = sorted(_MUTANT_PLANS, key=lambda plan: plan != first)
     tried = 0
-    for plan in sorted(_MUTANT_PLANS, key=lambda plan: plan != first):
-        for mode in ("weak", "tso"):
-            try:
-                result = run_plan(plan, mode, images, seed, problems_max)
-            except Exception as error:  # a fault may show in the training itself
-                result = {"images": 0, "problems": [f"{type(error).__name__}: {error}"]}
-            tried += result["images"]
-            if result["problems"]:
-                return {"images": tried, "problems": result["problems"], "plan": plan}
-            if number == 0:
-                break
+    for plan, mode, count in [
+        (first, "weak", images // 8),
+        (first, "tso", images // 8),
+        *((plan, mode, images) for plan in plans for mode in ("weak", "tso")),
+    ]:
+        try:
+            result = run_plan(plan, mode, count, seed + tried, problems_max)
+        except Exception as error:  # a fault may show in the training itself
+            result = {"images": 0, "problems": [f"{type(error).__name__}: {error}"]}
+        tried += result["images"]
+        if result["problems"]:
+            return {"images": tried, "problems": result["problems"], "plan": plan}
     return {"images": tried, "problems": []}
 
 
+def run_control(images: int, seed: int) -> dict[str, Any]:
+    """The same build without a fault must pass."""
+    results = [run_plan(plan, "weak", images, seed) for plan in _MUTANT_PLANS]
+    return {"problems": [problem for result in results for problem in result["problems"]]}
+
+
 def run_mutants(
-    images: int, seed: int, width: int, problems_max: int
+    images: int, controls: int, seed: int, width: int, problems_max: int
 ) -> tuple[dict[str, Any], list[str]]:
     """All faults, and none before, between and after them."""
     names = faults()
@@ -155,7 +167,11 @@ def run_mutants(
     for place in (len(order) // 2, len(order)):
         order.insert(place, 0)
     jobs = [
-        lambda number=number, i=i: run_mutant(number, images, seed + i, problems_max)
+        lambda number=number, i=i: (
+            run_mutant(number, images, seed + i, problems_max)
+            if number
+            else run_control(controls, seed + i)
+        )
         for i, number in enumerate(order)
     ]
     bad_images: dict[str, int] = {}
@@ -178,7 +194,8 @@ def main() -> int:
     parser.add_argument("--images", type=int, default=16_000, help="per mode, about")
     parser.add_argument("--modes", default="tso,weak")
     parser.add_argument("--faults", type=Path, help="native core built by tools/fault_build.sh")
-    parser.add_argument("--mutant-images", type=int, default=300, help="per fault and plan")
+    parser.add_argument("--mutant-images", type=int, default=1500, help="per fault and plan")
+    parser.add_argument("--control-images", type=int, default=2000, help="per plan, without fault")
     parser.add_argument("--bad-max", type=int, default=20, help="of a fault, before the next")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=min(2, len(os.sched_getaffinity(0))))
@@ -193,8 +210,9 @@ def main() -> int:
         problems += found
     if options.faults is not None:
         line, found = run_mutants(
-            options.mutant_images, options.seed, options.jobs, options.bad_max
-        )
+            options.mutant_images, options.control_images, options.seed, options.jobs,
+            options.bad_max,
+        )  # fmt: skip
         print(json.dumps(line), flush=True)
         problems += found
     for problem in problems[:_SHOWN]:

@@ -9,6 +9,7 @@ reached the medium is open:
   the next one some words, whose order is not known.
 """
 
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -86,7 +87,7 @@ class Medium:
         self._step += 1
         granules = places // self.granule_words
         bounds = [0, *(np.flatnonzero(np.diff(granules)) + 1), len(places)]
-        for begin, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for begin, end in itertools.pairwise(bounds):
             steps = self.pending.setdefault((number, int(granules[begin])), [])
             steps.append((self._step, places[begin:end], values[begin:end]))
 
@@ -180,7 +181,8 @@ class Medium:
             yield self._image(others, "all", choose)
             made += 2
         while keys and made < count:
-            yield self._image(self._subset(keys, choose), choose.choice((mode, mode, "all")), choose)
+            how = choose.choice((mode, mode, "all"))
+            yield self._image(self._subset(keys, choose), how, choose)
             made += 1
 
     def _is_settled(self) -> bool:

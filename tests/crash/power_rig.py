@@ -14,13 +14,25 @@ from typing import Any
 import numpy as np
 from power_check import Expect, Found, Scratch, check
 from power_medium import (
-    FENCE, FLUSH, FOLDER, IN_FLIGHT, MARK, SIZE, STORE, SYNC_BEGIN, SYNC_END, Image, Kinds, Medium,
+    FENCE,
+    FLUSH,
+    FOLDER,
+    IN_FLIGHT,
+    MARK,
+    SIZE,
+    STORE,
+    SYNC_BEGIN,
+    SYNC_END,
+    Image,
+    Kinds,
+    Medium,
 )  # fmt: skip
 from power_shadow import Shadow
 from power_trace import Plan, Trace, open_core, record, recording
 
 __all__ = ["Rig", "Tally"]
 
+_LEAST = 4  # images of a moment
 # Share of the moments at which the process is killed before the power fails. A slot that is only in
 # the cache is what a recovery must not build on.
 _KILLS, _KILLS_AT_SLOT = 0.04, 0.5
@@ -72,14 +84,18 @@ class Rig:
         self.tally = Tally()
         self._tried: set[tuple[int, Any]] = set()
         self._since_nested = 0
+        self._moments = 1.0  # share of them that is tried
 
     def run(self) -> Tally:
         medium = Medium([None, None])
         expect = Expect(self.trace.plan, self.trace.histories)
         events = self.trace.events
         moments = int(np.isin(events["kind"], (FENCE, SYNC_END, MARK)).sum())
-        per_moment = max(4, self.images * 10 // (7 * moments))  # some come twice, some fences last
-        self._explore(self.trace, medium, expect, per_moment, Shadow(self.trace.plan), is_nested=False)
+        per_moment = self.images / moments
+        self._moments = min(1.0, per_moment / _LEAST)
+        shadow = Shadow(self.trace.plan)
+        count = max(_LEAST, round(per_moment))
+        self._explore(self.trace, medium, expect, count, shadow, is_nested=False)
         return self.tally
 
     @property
@@ -130,6 +146,8 @@ class Rig:
         is_nested: bool,
     ) -> None:
         scratch.follow()
+        if not is_nested and self.choose.random() > self._moments:
+            return
         pending = {kinds.of(f, g * medium.granule_words * 8) for f, g in medium.pending}
         for image in medium.images(self.mode, count, self.choose, kinds):
             mark = image.key, expect.acked, expect.started, expect.point
@@ -192,16 +210,15 @@ class Rig:
                 found = core.recover(exact)
                 core.close(False)
             except Exception as error:
-                self.tally.problems.append(f"{type(error).__name__}: {error} [recovery after a kill]")
+                problem = f"{type(error).__name__}: {error} [recovery after a kill]"
+                self.tally.problems.append(problem)
                 return
         if not found["has_point"]:
             return
         trace = Trace(self.trace.plan, *recorded[0], self.trace.histories, 0, 0)
         names = ("resumed_batch", "dense_batch", "is_exact")
         expect = expect.copy()
-        expect.recovering(
-            {name: found[name] for name in names}, is_all_durable=not medium.pending
-        )
+        expect.recovering({name: found[name] for name in names}, is_all_durable=not medium.pending)
         self._explore(trace, medium, expect, 10, None, is_nested=True)
         expect.recovered()
         scratch = Scratch(self.folder / "nested", medium, self._pages)

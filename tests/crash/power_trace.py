@@ -23,8 +23,10 @@ __all__ = ["TRACES", "Plan", "State", "Trace", "Training", "dense_blob", "open_c
 _TABLES = [TableShape("a", 30, 16, "adagrad"), TableShape("b", 12, 7, "rowwise-adagrad")]
 _WIDE = TableShape("wide", 3000, 64, "sgd")
 _EVENT = np.dtype(
-    [("kind", "u4"), ("thread", "u4"), ("file", "u4"), ("name", "u4"), ("offset", "u8")]
-    + [("bytes", "u8"), ("first", "u8"), ("words", "u8")]
+    [
+        *((name, "u4") for name in ("kind", "thread", "file", "name")),
+        *((name, "u8") for name in ("offset", "bytes", "first", "words")),
+    ]
 )
 
 
@@ -240,7 +242,7 @@ class Training:
         fixed = 0 if self.plan.wide_batch >= 0 else 2 << 20
         self.core.start(
             threads=self.plan.threads, lookahead=1, log_bytes=fixed, rows_per_batch_max=0,
-            undo_log=form, lag_max=8,
+            undo_log=form, lag_max=8, journal_bytes=0,
         )  # fmt: skip
         self.core.set_dense_every(self.plan.dense_every)
 

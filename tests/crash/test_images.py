@@ -1,5 +1,5 @@
-"""Power failures on persistent memory, tried on records of small trainings (capability of the rig:
-power_rig.py).
+"""Power failures on persistent memory, tried on records of small trainings
+(power_rig.py).
 
 Persistent is what was flushed and fenced; of everything else any part may be, in any combination:
 log records, flags, rows, slots, dense generations, sizes and entries of files. Lost would be a
@@ -7,12 +7,15 @@ committed batch, or one half of it, where a flush, a fence, or an order of the t
 """
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from trainingcxl.pool import inspect
 
 _RIG = Path(__file__).with_name("crash_images.py")
 _ROOT = Path(__file__).parents[2]
@@ -42,15 +45,44 @@ def test_every_image_is_recovered(mode: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)  # the first time it builds the core
 def test_every_fault_is_found() -> None:
     """A rig that never failed proves nothing: each fault of csrc/fault.h shows in it."""
-    core = next(iter(sorted((_ROOT / "build" / "faults").glob("_core*.so"))), None)
-    if core is None:
-        pytest.skip("the core with faults is not built ('make faults')")
-    if any(source.stat().st_mtime > core.stat().st_mtime for source in _ROOT.glob("csrc/*")):
-        pytest.skip("the core with faults is older than csrc ('make faults')")
+    subprocess.run(["bash", "tools/fault_build.sh"], cwd=_ROOT, check=True)
+    core = next((_ROOT / "build" / "faults").glob("_core*.so"))
     line, said = _run(
-        "--modes", "", "--faults", str(core), "--mutant-images", "150", "--bad-max", "1"
+        "--modes", "", "--faults", str(core), "--mutant-images", "1600", "--control-images", "60",
+        "--bad-max", "1",
     )  # fmt: skip
     assert line["found"] == line["mutants"] >= 30, said
     assert "without a fault" not in said
+
+
+def test_a_closed_pool_is_open_once_recovery_changes_it(tmpfs_folder: Path) -> None:
+    """A pool is closed three batches after its newest generation, and its exact recovery is killed.
+
+    Persistent: rows of which some were taken back, and the session record. Lost: that there was a
+    recovery. Were the pool still marked closed, a restart of the machine would go unnoticed (level
+    process), and the next recovery would build on bytes that only the cache has (level power).
+    """
+    path = tmpfs_folder / "closed.pool"
+    died = subprocess.run(
+        [sys.executable, "-c", _KILLED_RECOVERY, str(path)],
+        cwd=_RIG.parent, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    assert not inspect(path)["clean"]
+
+
+_KILLED_RECOVERY = """
+import sys
+from power_trace import TRACES, Training, open_core
+from trainingcxl import _core
+
+training = Training(TRACES["background"], sys.argv[1])
+training.create()
+training.train(5)
+training.close(clean=True)
+_core.kill_at_persist(3, "recovery: row")
+open_core(training.path).recover(True)
+"""
