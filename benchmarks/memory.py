@@ -97,8 +97,15 @@ def _train(pool_path: str, rows: int, batches: int, sample_every: int, marker: s
 
 def _child(pool: Path, rows: int, batches: int, every: int, kill_at: int = 0) -> list[Any]:
     command = [sys.executable, __file__, "--child", str(pool), str(rows), str(batches), str(every)]
+    # Large buffers go back to the system when freed: what is left is what is held, not what the
+    # allocator keeps for the next time.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": str(256 << 10)}
     done = subprocess.run(
-        [*command, str(kill_at or "")], stdout=subprocess.PIPE, text=True, check=False
+        [*command, str(kill_at or "")],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=environment,
     )
     if done.returncode != (-signal.SIGKILL if kill_at else 0):
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
@@ -152,7 +159,7 @@ def _measure(folder: Path, rows: int, commits: int) -> list[str]:
     samples = [line for line in _child(flat, 5000, commits, 250) if "batch" in line]
     settled = [line for line in samples if line["batch"] >= _SETTLED]
     first, last = settled[0], settled[-1]
-    # A sample catches a few buffers of 4 MiB or not: medians of the first and the last third.
+    # A sample may catch a buffer in use or not: medians of the first and the last third.
     third = max(1, len(settled) // 3)
     early, late = (
         statistics.median(line["rss_anon"] for line in part)
