@@ -91,6 +91,15 @@ TCXL_INLINE void copy_floats(float* to, const float* from, int64_t floats, bool 
   for (; k < floats; ++k) to[k] = from[k];
 }
 
+TCXL_INLINE void flush_part(const float* to, int64_t floats, FlushFunction flush) {
+  const size_t bytes = static_cast<size_t>(floats) * 4;
+  if (can_stream(to, floats)) {
+    streamed(to, bytes);
+  } else {
+    flush(to, bytes);
+  }
+}
+
 // What is not written non-temporally goes to the medium by the flush function.
 TCXL_NOINLINE void flush_record(const RecordColumns& log, uint64_t record, int64_t state_floats,
                                 int64_t dim, FlushFunction flush) {
@@ -99,16 +108,8 @@ TCXL_NOINLINE void flush_record(const RecordColumns& log, uint64_t record, int64
   flush(log.crc + record, sizeof(uint32_t));
   const float* state = log.state + record * static_cast<uint64_t>(state_floats);
   const float* weight = log.weight + record * static_cast<uint64_t>(dim);
-  const auto hand_over = [flush](const float* to, int64_t floats) {
-    const size_t bytes = static_cast<size_t>(floats) * 4;
-    if (can_stream(to, floats)) {
-      streamed(to, bytes);
-    } else {
-      flush(to, bytes);
-    }
-  };
-  if (state_floats > 0) hand_over(state, state_floats);
-  hand_over(weight, dim);
+  if (state_floats > 0) flush_part(state, state_floats, flush);
+  flush_part(weight, dim, flush);
 }
 
 // Writes `count` <= kGroupRows records: row rows[i] of the table to record records[i].
