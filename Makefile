@@ -74,15 +74,15 @@ format: set-up ## format all source files
 bench-step: set-up ## time of the embedding step and of the DLRM step, log on and off
 	@$(in_venv) python benchmarks/step.py $(ARGS)
 
-.PHONY: torture
-torture: set-up ## kill a small training on this disk for a minute; ARGS='--minutes 30'
-	@$(in_venv) trainingcxl torture build/torture $(ARGS)
-
 .PHONY: crash-images
 crash-images: set-up ## power failures of persistent memory, tried: some minutes
 	@$(in_venv) bash tools/fault_build.sh
 	@$(in_venv) python tests/crash/crash_images.py $(ARGS)
 	@$(in_venv) python tests/crash/crash_images.py --modes '' --faults build/faults/_core*.so $(ARGS)
+
+.PHONY: torture
+torture: set-up ## kill a small training on this disk for a minute; ARGS='--minutes 30'
+	@$(in_venv) trainingcxl torture build/torture $(ARGS)
 
 .PHONY: reproduce
 reproduce: ## the paper's evaluation from the simulator; needs neither torch nor a compiler

@@ -46,7 +46,26 @@ void persist_evidence(Store& store, const Generation& generation,
   p.fence();
 }
 
-Generation newest_generation(const Store& store, const DenseLog& dense, const Slot& slot) {
+void undo_frames(UndoLog& undo, const std::vector<Descriptor>& frames, RecoveryReport& report) {
+  for (const Descriptor& d : frames) {
+    const UndoLog::RolledBack rows = undo.roll_back(d);
+    report.rows_changed += rows.changed;
+    report.rows_rolled_back += rows.records;
+    ++report.frames_undone;
+  }
+}
+
+}  // namespace
+
+RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact) {
+  RecoveryReport report;
+  undo.attach();
+  if (!store.slot()) return report;
+  const Slot slot = *store.slot();
+  // Rows of C are gone once an exact recovery has begun to take batches back: "latest" comes too
+  // late then, and goes on with it.
+  exact = exact || slot.rolling_back != 0;
+  report.is_exact = exact;
   const auto generation = dense.newest_valid(slot);
   if (!generation) {
     fail(ErrorKind::kCorrupted, "pool '", store.path(),
@@ -63,26 +82,11 @@ Generation newest_generation(const Store& store, const DenseLog& dense, const Sl
          "\n  do:    'trainingcxl verify ", store.path(),
          "' lists the damage; restore from a copy");
   }
-  return *generation;
-}
-
-}  // namespace
-
-RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact) {
-  RecoveryReport report;
-  undo.attach();
-  if (!store.slot()) return report;
-  const Slot slot = *store.slot();
-  // Rows of C are gone once an exact recovery has begun to take batches back: "latest" comes too
-  // late then, and goes on with it.
-  exact = exact || slot.rolling_back != 0;
-  report.is_exact = exact;
-  const Generation generation = newest_generation(store, dense, slot);
   report.has_point = true;
   report.committed_batch = slot.batch;
-  report.dense_batch = generation.header.batch;
-  report.resumed_batch = exact ? generation.header.batch : slot.batch;
-  report.resume = exact ? dense.read_resume(generation) : store.read_resume(slot);
+  report.dense_batch = generation->header.batch;
+  report.resumed_batch = exact ? generation->header.batch : slot.batch;
+  report.resume = exact ? dense.read_resume(*generation) : store.read_resume(slot);
 
   const auto frames = frames_above(store, undo, slot, report.resumed_batch);
   for (const Descriptor& d : frames) undo.check(d, d.batch <= slot.batch);
@@ -90,7 +94,7 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   const bool needs_dense = report.dense_batch != report.resumed_batch;
   const bool is_in_order = frames.empty() && !is_new_point && !needs_dense;
   if (!store.is_read_only() && !store.was_clean() && !has_fault(Fault::kRecoveryWithoutEvidence))
-    persist_evidence(store, generation, frames);
+    persist_evidence(store, *generation, frames);
   // Before the first change: killed in what follows, a pool that was closed must not be taken for
   // one that still is, nor its bytes for durable.
   if (!store.is_read_only() && !is_in_order && !has_fault(Fault::kRecoveryStaysClean))
@@ -101,16 +105,8 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
     begun.rolling_back = 1;
     store.write_slot(begun, store.read_resume(slot));
   }
-  const auto roll_back = [&] {
-    for (const Descriptor& d : frames) {
-      const UndoLog::RolledBack rows = undo.roll_back(d);
-      report.rows_changed += rows.changed;
-      report.rows_rolled_back += rows.records;
-      ++report.frames_undone;
-    }
-  };
-  if (!has_fault(Fault::kRecoverySlotFirst)) roll_back();
-  dense.set_newest(generation);
+  if (!has_fault(Fault::kRecoverySlotFirst)) undo_frames(undo, frames, report);
+  dense.set_newest(*generation);
   if (store.is_read_only() || is_in_order) return report;
   Slot next{};
   next.batch = report.resumed_batch;
@@ -118,14 +114,14 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   // begin: with that life again it would count as soon as its batch has come.
   next.life = std::max(slot.life, dense.newest_life()) + 1;
   if (has_fault(Fault::kRecoverySameLife)) next.life = slot.life;
-  if (needs_dense) dense.rewrite(generation, next.batch, next.life, report.resume);
+  if (needs_dense) dense.rewrite(*generation, next.batch, next.life, report.resume);
   const Generation& named = *dense.newest();
   next.dense_batch = named.header.batch;
   next.dense_life = named.header.life;
   next.dense_area = named.area;
   next.dense_crc = named.header.crc;
   store.write_slot(next, report.resume);
-  if (has_fault(Fault::kRecoverySlotFirst)) roll_back();
+  if (has_fault(Fault::kRecoverySlotFirst)) undo_frames(undo, frames, report);
   return report;
 }
 
