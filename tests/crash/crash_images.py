@@ -191,7 +191,7 @@ def run_mutants(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=22_000, help="per mode, about half of which are distinct")
+    parser.add_argument("--images", type=int, default=22_000, help="per mode; half are distinct")
     parser.add_argument("--modes", default="tso,weak")
     parser.add_argument("--faults", type=Path, help="native core built by tools/fault_build.sh")
     parser.add_argument("--mutant-images", type=int, default=1500, help="per fault and plan")
