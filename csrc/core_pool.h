@@ -69,7 +69,7 @@ class CorePool {
       const JournalFile file(store_);
       if (file.slot()) {
         report_ = recover_from_journal(store_, undo_, dense_, file, exact);
-      } else if (!store_.is_read_only()) {
+      } else {
         store_.forget_creation();
       }
     }

@@ -28,6 +28,8 @@ std::string DenseLog::check_area(uint32_t area, Generation& out) const {
   std::memcpy(&h, base, sizeof h);
   if (h.magic == 0) return "empty";
   if (h.magic != kDenseMagic || h.crc != store_.checksum(h)) return "header has a wrong checksum";
+  if (h.batch > kCountMax || h.life > kCountMax)
+    return text("header cannot be true: batch ", h.batch, ", life ", h.life);
   if (h.resume_bytes > kResumeBytesMax || h.blob_bytes > g.dense_bytes[area] - kDenseBlob)
     return "header names more bytes than the area has";
   if (store_.crc_of(base + kDenseResume, h.resume_bytes) != h.resume_crc)
@@ -43,6 +45,8 @@ std::optional<Generation> DenseLog::newest_valid(const Slot& slot) const {
   for (uint32_t area = 0; area < 2; ++area) {
     Generation g;
     if (!check_area(area, g).empty() || g.header.batch > slot.batch) continue;
+    // No undo log reaches back further than its directory: who walks to the commit comes to an end.
+    if (slot.batch - g.header.batch >= kDirectoryEntries) continue;
     const bool named = slot.dense_batch == g.header.batch && slot.dense_life == g.header.life &&
                        slot.dense_area == area && slot.dense_crc == g.header.crc;
     if (!named && g.header.life != slot.life) continue;

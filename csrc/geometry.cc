@@ -1,5 +1,7 @@
 #include "geometry.h"
 
+#include <algorithm>
+
 #include "errors.h"
 #include "kernels.h"
 
@@ -16,9 +18,24 @@ bool is_inside(uint64_t offset, uint64_t bytes, uint64_t end) {
   return offset <= end && bytes <= end - offset;
 }
 
+struct Range {
+  uint64_t offset, bytes;
+};
+
+bool has_overlap(std::vector<Range> ranges) {
+  std::erase_if(ranges, [](const Range& r) { return r.bytes == 0; });
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.offset < b.offset; });
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].offset - ranges[i - 1].offset < ranges[i - 1].bytes) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 std::string geometry_fault(const GeometryHeader& g) {
+  if (g.seq > kCountMax) return text("its number is ", g.seq);
   if (g.log_bytes < kHeadBytes || g.log_bytes > kBytesMax)
     return text("the log has ", g.log_bytes, " bytes");
   if (g.data_bytes > kBytesMax) return text("the tables have ", g.data_bytes, " bytes");
@@ -33,6 +50,10 @@ std::string geometry_fault(const GeometryHeader& g) {
   std::string fault = region_fault("the undo ring", g.ring_offset, g.ring_bytes);
   for (int area = 0; area < 2 && fault.empty(); ++area)
     fault = region_fault("a dense area", g.dense_offset[area], g.dense_bytes[area]);
+  if (fault.empty() && has_overlap({{g.ring_offset, g.ring_bytes},
+                                    {g.dense_offset[0], g.dense_bytes[0]},
+                                    {g.dense_offset[1], g.dense_bytes[1]}}))
+    fault = "undo ring and dense areas overlap";
   if (fault.empty() && g.frame_bytes_max > g.ring_bytes)
     fault = "frames are larger than the undo ring";
   return fault;
@@ -54,6 +75,15 @@ std::string table_fault(const TableRecord& r, uint64_t data_bytes) {
       !is_inside(r.state_offset, r.state_bytes, data_bytes))
     return "columns are outside the data";
   return "";
+}
+
+std::string overlap_fault(const std::vector<TableRecord>& records) {
+  std::vector<Range> columns;
+  for (const TableRecord& r : records) {
+    columns.push_back({r.weight_offset, r.weight_bytes});
+    columns.push_back({r.state_offset, r.state_bytes});
+  }
+  return has_overlap(columns) ? "columns of its tables overlap" : "";
 }
 
 }  // namespace tcxl

@@ -79,11 +79,8 @@ JournalFile::JournalFile(const Store& store) : store_(store), path_(store.path()
          "' is missing\n  state: nothing was changed\n  do:    restore the file from a copy");
   }
   if (!fd_.is_open()) fail_os(errno, text("cannot open '", path_, "'"));
-  if (bytes() >= kJournalRing) {
-    read_slots();
-    return;
-  }
-  if (store.is_read_only()) return;
+  read_slots();  // of a shorter file, too: it may be cut
+  if (bytes() >= kJournalRing || store.is_read_only()) return;
   const int error = ::posix_fallocate(fd_.get(), 0, static_cast<off_t>(kJournalRing));
   if (error != 0) fail_allocation(error, fd_.get(), path_, kJournalRing, kJournalRing);
   sync_folder(store.path());
@@ -97,7 +94,13 @@ void JournalFile::read_slots() {
     if (!read(&s, sizeof s, kJournalSlots[i])) continue;
     if (s.magic != kJournalSlotMagic || s.crc != store_.checksum(s) || (s.seq & 1) != i) continue;
     const uint64_t end = bytes();
+    if (std::max({s.seq, s.life, s.base, s.first_lsn, s.pool_life}) > kCountMax) {
+      fail(ErrorKind::kCorrupted, "a slot of '", path_, "' cannot be true: number ", s.seq,
+           ", life ", s.life, ", base ", s.base,
+           "\n  state: nothing was changed\n  do:    restore the file from a copy");
+    }
     const bool fits = s.ring_offset % kPage == 0 && s.ring_bytes % kPage == 0 &&
+                      (s.ring_bytes == 0 || s.ring_offset >= kJournalRing) &&
                       s.ring_offset <= end && s.ring_bytes <= end - s.ring_offset &&
                       s.head % kPage == 0 && s.head <= s.ring_bytes;
     if (!fits) {
@@ -191,22 +194,25 @@ bool JournalFile::read_frame(uint64_t offset, uint64_t room, uint64_t lsn, uint6
                              JournalFrame& frame) const {
   JournalHeader& h = frame.header;
   if (room < kPage || !read(&h, sizeof h, offset)) return false;
+  const bool is_skip = h.kind == static_cast<uint64_t>(JournalKind::kSkip);
+  const bool is_known = is_skip || h.kind == static_cast<uint64_t>(JournalKind::kPrevious) ||
+                        h.kind == static_cast<uint64_t>(JournalKind::kBatch);
   if (h.magic != kJournalFrameMagic || h.lsn != lsn || h.life != life || h.bytes > room ||
-      h.bytes < kPage || h.bytes % kPage != 0 ||
+      h.bytes < kPage || h.bytes % kPage != 0 || !is_known ||
+      h.num_segments > (is_skip ? 0 : store_.tables().size()) ||
       h.num_segments > (h.bytes - sizeof h) / sizeof(FrameSegment))
     return false;
-  const bool is_skip = h.kind == static_cast<uint64_t>(JournalKind::kSkip);
-  const uint64_t count = is_skip ? kPage : h.bytes;
-  frame.bytes.reserve(count);
-  std::byte* bytes = frame.bytes.data();
-  if (!read(bytes, count, offset)) return false;
-  std::memcpy(&h, bytes, sizeof h);
-  if (h.crc != header_crc(h, bytes + sizeof h)) return false;
   frame.plan.segments.clear();
   frame.columns.clear();
-  if (is_skip) return true;
+  if (is_skip) return h.crc == header_crc(h, nullptr);
+  frame.bytes.reserve(h.bytes);
+  std::byte* bytes = frame.bytes.data();
+  if (!read(bytes, h.bytes, offset) || std::memcmp(bytes, &h, sizeof h) != 0 ||
+      h.crc != header_crc(h, bytes + sizeof h))
+    return false;
   const auto segments = segments_of(frame);
-  if (h.resume_offset > h.bytes || h.resume_bytes > h.bytes - h.resume_offset ||
+  if (h.resume_bytes > kResumeBytesMax || h.resume_offset > h.bytes ||
+      h.resume_bytes > h.bytes - h.resume_offset ||
       store_.crc_of(bytes + h.resume_offset, h.resume_bytes) != h.resume_crc ||
       !segments_fault(segments, store_.tables(), h.bytes, h.records).empty())
     return false;
@@ -224,7 +230,7 @@ bool JournalFile::read_frame(uint64_t offset, uint64_t room, uint64_t lsn, uint6
 }
 
 bool JournalFile::has_later_frame(const JournalSlot& slot, uint64_t lsn) const {
-  const std::unique_ptr<std::byte[]> chunk(new std::byte[kChunk]);
+  const std::unique_ptr<std::byte[]> chunk(new std::byte[std::min(kChunk, slot.ring_bytes)]);
   for (uint64_t at = 0; at < slot.ring_bytes; at += kChunk) {
     const uint64_t n = std::min(kChunk, slot.ring_bytes - at);
     if (!read(chunk.get(), n, slot.ring_offset + at)) return false;
@@ -232,7 +238,7 @@ bool JournalFile::has_later_frame(const JournalSlot& slot, uint64_t lsn) const {
       JournalHeader h;
       std::memcpy(&h, chunk.get() + page, sizeof h);
       if (h.magic != kJournalFrameMagic || h.life != slot.life || h.lsn <= lsn ||
-          h.acked_lsn < lsn || h.num_segments * sizeof(FrameSegment) > n - page - sizeof h)
+          h.acked_lsn < lsn || h.num_segments > (n - page - sizeof h) / sizeof(FrameSegment))
         continue;
       if (h.crc == header_crc(h, chunk.get() + page + sizeof h)) return true;
     }

@@ -21,6 +21,7 @@ struct Scan {
   uint64_t committed = 0;
   std::string resume;    // of the newest commit; empty: none since the base
   uint64_t end_lsn = 0;  // of the first frame that is not there
+  std::string fault;     // what no crash leaves; empty: nothing
 };
 
 // The frames from the base on, in order, up to the first that is not whole.
@@ -38,6 +39,10 @@ Scan scan_ring(const JournalFile& file) {
     const JournalHeader& h = frame.header;
     scan.frames.push_back({slot.ring_offset + at, room, scan.end_lsn++});
     if (h.kind == static_cast<uint64_t>(JournalKind::kBatch)) {
+      if (h.batch != scan.committed && h.batch != scan.committed + 1) {
+        scan.fault = text("batch ", h.batch, " follows batch ", scan.committed);
+        break;
+      }
       scan.committed = h.batch;
       scan.resume.assign(reinterpret_cast<const char*>(frame.bytes.data()) + h.resume_offset,
                          h.resume_bytes);
@@ -100,10 +105,11 @@ class Replay {
        "\n  do:    restore the pool from a copy");
 }
 
-// A frame that is missing although a later one says that it had been durable.
-void check_end(const Store& store, const JournalFile& file, const Scan& scan) {
-  if (file.has_later_frame(*file.slot(), scan.end_lsn))
-    fail_damaged(store, text("frame ", scan.end_lsn, " was durable and is not whole"));
+// Batches out of order, or a frame that is missing although a later one says that it had been
+// durable; empty: neither.
+std::string scan_fault(const JournalFile& file, const Scan& scan) {
+  if (!scan.fault.empty() || !file.has_later_frame(*file.slot(), scan.end_lsn)) return scan.fault;
+  return text("frame ", scan.end_lsn, " was durable and is not whole");
 }
 
 // The newest dense generation that the journal's rows reach.
@@ -130,7 +136,7 @@ RecoveryReport recover_from_journal(Store& store, UndoLog& undo, DenseLog& dense
                                     const JournalFile& file, bool exact) {
   const JournalSlot base = *file.slot();
   const Scan scan = scan_ring(file);
-  check_end(store, file, scan);
+  if (const std::string fault = scan_fault(file, scan); !fault.empty()) fail_damaged(store, fault);
   const Generation generation = find_generation(store, dense, base, scan.committed);
   undo.attach();
   RecoveryReport report;
@@ -171,14 +177,17 @@ RecoveryReport recover_from_journal(Store& store, UndoLog& undo, DenseLog& dense
 
 void verify_journal(const Store& store, std::vector<Damage>& found) {
   if (!store.has_journal()) return;
-  const JournalFile file(store);
-  if (!file.slot()) {
-    found.push_back({"journal", file.path(), "no slot is valid"});
-    return;
+  try {
+    const JournalFile file(store);
+    if (file.slot()) {
+      const std::string fault = scan_fault(file, scan_ring(file));
+      if (!fault.empty()) found.push_back({"journal", file.path(), fault});
+    } else if (store.slot() && store.slot()->seq > 1) {  // else its creation never completed
+      found.push_back({"journal", file.path(), "no slot is valid"});
+    }
+  } catch (const Error& error) {
+    found.push_back({"journal", store.path(), error.what()});
   }
-  const Scan scan = scan_ring(file);
-  if (file.has_later_frame(*file.slot(), scan.end_lsn))
-    found.push_back({"journal", text("frame ", scan.end_lsn), "was durable and is not whole"});
 }
 
 }  // namespace tcxl

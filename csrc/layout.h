@@ -108,6 +108,8 @@ struct Slot {
 };
 static_assert(sizeof(Slot) == 128);
 inline constexpr uint64_t kNoBatch = ~0ull;
+// Of sequence numbers, batches, lives and lsns. No pool gets there, and one more never wraps.
+inline constexpr uint64_t kCountMax = 1ull << 56;
 
 // Undo frame of batch n: entry n % kDirectoryEntries of the directory. This line is the paper's
 // flag.

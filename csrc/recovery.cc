@@ -34,6 +34,16 @@ std::vector<Descriptor> frames_above(const Store& store, const UndoLog& undo, co
   return frames;
 }
 
+// Flags of a life come after its first slot.
+void refuse_lost_slot(const Store& store, const UndoLog& undo, const Slot& slot) {
+  if (!undo.has_later_flag(slot.life)) return;
+  fail(ErrorKind::kCorrupted, "the newest commit slot of pool '", store.path(),
+       "' is damaged: its undo log has flags of a later life than ", slot.life, "\n  where: '",
+       store.log().path(), "', bytes ", kSlotA, " and ", kSlotB,
+       "\n  state: nothing was changed; rows may be of a batch that no slot tells\n  do:    "
+       "restore the pool from a copy");
+}
+
 // What the decision rests on may so far have survived only a kill, not a power failure.
 void persist_evidence(Store& store, const Generation& generation,
                       const std::vector<Descriptor>& frames) {
@@ -82,6 +92,7 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
          "\n  do:    'trainingcxl verify ", store.path(),
          "' lists the damage; restore from a copy");
   }
+  refuse_lost_slot(store, undo, slot);
   report.has_point = true;
   report.committed_batch = slot.batch;
   report.dense_batch = generation->header.batch;
@@ -166,6 +177,9 @@ std::vector<Damage> verify(Store& store) {
   }
   UndoLog undo(store);
   undo.attach();
+  if (undo.has_later_flag(slot.life))
+    add("slot", "both slots",
+        text("the newest is damaged: a flag is of a later life than ", slot.life));
   for (uint64_t n = generation->header.batch + 1; n <= slot.batch + kLookaheadMax; ++n) {
     const auto descriptor = undo.find(n, slot.life);
     if (!descriptor && n <= slot.batch)

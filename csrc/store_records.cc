@@ -2,6 +2,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -65,7 +66,11 @@ void Store::load_geometry() {
   const bool use_a = valid_a && (!valid_b || a.seq > b.seq);
   geometry_ = use_a ? a : b;
   tables_ = use_a ? tables_a : tables_b;
-  if (const std::string fault = geometry_fault(geometry_); !fault.empty()) {
+  std::vector<TableRecord> records;
+  for (const Table& table : tables_) records.push_back(table.record);
+  std::string fault = geometry_fault(geometry_);
+  if (fault.empty()) fault = overlap_fault(records);
+  if (!fault.empty()) {
     fail(ErrorKind::kCorrupted, "the geometry of pool '", options_.path,
          "' cannot be true: ", fault,
          "\n  state: nothing was changed\n  do:    restore the file from a copy");
@@ -79,6 +84,12 @@ void Store::load_geometry() {
   if (device_bytes_ > 0) {
     // The data window of a device starts behind a log window of a quarter of it.
     const uint64_t window = device_bytes_ / 4 / kRegionAlign * kRegionAlign;
+    if (geometry_.log_bytes > window || geometry_.data_bytes > device_bytes_ - window) {
+      fail(ErrorKind::kCorrupted, "DAX device '", options_.device, "' has ", device_bytes_,
+           " bytes, the pool's geometry says ", geometry_.log_bytes, " for its log and ",
+           geometry_.data_bytes, " for its tables",
+           "\n  state: nothing was changed\n  do:    use the device that holds the pool");
+    }
     if (geometry_.log_bytes > log_.bytes()) log_.grow(geometry_.log_bytes, true);
     data_.map(log_fd_.get(), window, geometry_.data_bytes, medium_, options_.read_only,
               options_.device);
@@ -221,6 +232,11 @@ void Store::load_slots() {
       100;  // a trainer may be writing: each try finds a valid slot unless two commits overtake it
   read_slots();
   for (int i = 1; i < kTries && !slot_ && options_.unlocked; ++i) read_slots();
+  if (slot_ && std::max({slot_->seq, slot_->batch, slot_->life}) > kCountMax) {
+    fail(ErrorKind::kCorrupted, "the commit slot of pool '", options_.path,
+         "' cannot be true: number ", slot_->seq, ", batch ", slot_->batch, ", life ", slot_->life,
+         "\n  state: nothing was changed\n  do:    restore the files from a copy");
+  }
   const bool untouched = is_zero(log_.base() + kSlotA, 2 * kPage);
   if (needs_journal()) return;  // torn slots are what a power failure leaves; the journal tells
   if (!slot_ && !untouched) {

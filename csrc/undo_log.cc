@@ -148,6 +148,9 @@ std::string segments_fault(std::span<const FrameSegment> segments, const std::ve
         is_outside(s.state_offset, s.count, states * sizeof(float)) ||
         is_outside(s.weight_offset, s.count, s.dim * sizeof(float)))
       return "a column is outside the frame";
+    const uint64_t offsets =
+        s.row_offset | s.crc_offset | s.done_offset | s.state_offset | s.weight_offset;
+    if (offsets % kLine != 0) return "a column is not aligned";
     found += s.count;
   }
   return found == records ? "" : text("it has ", found, " records, not ", records);
@@ -218,6 +221,14 @@ std::optional<Descriptor> UndoLog::find(uint64_t batch, uint64_t life) const {
   return d;
 }
 
+bool UndoLog::has_later_flag(uint64_t life) const {
+  for (uint64_t entry = 0; entry < kDirectoryEntries; ++entry) {
+    const Descriptor d = *descriptor(entry);
+    if (d.magic == kDescriptorMagic && d.life > life && d.crc == store_.checksum(d)) return true;
+  }
+  return false;
+}
+
 template <typename... What>
 void UndoLog::fail_damaged(const Descriptor& d, const What&... what) const {
   fail(ErrorKind::kCorrupted, "undo log of batch ", d.batch, " is damaged: ", what...,
@@ -230,7 +241,8 @@ void UndoLog::fail_damaged(const Descriptor& d, const What&... what) const {
 UndoLog::Frame UndoLog::open_frame(const Descriptor& d) const {
   if (d.bytes == 0) return {};
   const uint64_t end = store_.log().bytes();
-  if (d.offset % kLine != 0 || d.bytes > end || d.offset > end - d.bytes ||
+  // Not in the head either: recovery writes there between check and use.
+  if (d.offset % kLine != 0 || d.bytes > end || d.offset > end - d.bytes || d.offset < kHeadBytes ||
       d.bytes < sizeof(FrameHeader))
     fail_damaged(d, "its place is outside the log");
   const std::byte* frame = store_.log().base() + d.offset;

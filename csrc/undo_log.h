@@ -67,6 +67,8 @@ class UndoLog {
 
   // --- recovery: plain functions of the bytes
   std::optional<layout::Descriptor> find(uint64_t batch, uint64_t life) const;
+  // Whether a flag of a later life than `life` is there: its life's first slot must have been, too.
+  bool has_later_flag(uint64_t life) const;
   // Checks header, bounds and every record's checksum; kCorrupted says what is wrong. Only the
   // batch that was about to commit may have blocks that are not done.
   void check(const layout::Descriptor& descriptor, bool is_committed) const;
