@@ -14,7 +14,7 @@ export PYTHON TORCH
 
 # Puts the tools of .venv first for one command only: set-up itself must see the system's Python.
 in_venv := PATH="$(CURDIR)/.venv/bin:$$PATH"
-cpp_files = $$(git ls-files --cached --others --exclude-standard 'csrc/*' 'tests/native/*' | grep -E '\.(cc|h)$$')
+cpp_files = $$(git ls-files --cached --others --exclude-standard 'csrc/*' 'tests/native/*' 'tests/fuzz/*' | grep -E '\.(cc|h)$$')
 
 .PHONY: help
 help: ## list the targets
@@ -83,6 +83,10 @@ crash-images: set-up ## power failures of persistent memory, tried: some minutes
 .PHONY: torture
 torture: set-up ## kill a small training on this disk for a minute; ARGS='--minutes 30'
 	@$(in_venv) trainingcxl torture build/torture $(ARGS)
+
+.PHONY: fuzz
+fuzz: set-up ## opens a million hostile pools; needs clang (installed where it may); ARGS='--seconds 600'
+	@$(in_venv) python tools/fuzz.py $(ARGS)
 
 .PHONY: reproduce
 reproduce: ## the paper's evaluation from the simulator; needs neither torch nor a compiler

@@ -26,6 +26,7 @@ class Harness {
   Harness(const Harness&) = delete;
   Harness& operator=(const Harness&) = delete;
 
+  void build_all();  // else each pool is made when an input first needs it
   Outcome run(const Input& input);
 
  private:

@@ -54,10 +54,12 @@ struct PoolImage {
 
   template <typename T>
   const T* read(FileIndex file, uint64_t offset, uint64_t count = 1) const {
+    if (offset % alignof(T) != 0 || count > FileImage::kBufferBytes) return nullptr;
     return reinterpret_cast<const T*>(files[file].at(offset, count * sizeof(T)));
   }
   template <typename T>
   T* edit(FileIndex file, uint64_t offset, uint64_t count = 1) {
+    if (offset % alignof(T) != 0 || count > FileImage::kBufferBytes) return nullptr;
     return reinterpret_cast<T*>(files[file].edit(offset, count * sizeof(T)));
   }
   void restore();

@@ -70,9 +70,10 @@ class Repair {
     const uint64_t bytes = g->num_tables * sizeof(TableRecord);
     g->crc = crc_with_tail(*g, kLog, offset, bytes).value_or(g->crc);
     if (geometry_.magic != 0 && g->seq <= geometry_.seq) return;
-    geometry_ = *g;
     const auto* records =
         image_.read<TableRecord>(kLog, offset + sizeof(GeometryHeader), g->num_tables);
+    if (records == nullptr) return;
+    geometry_ = *g;
     tables_.assign(records, records + g->num_tables);
   }
 
