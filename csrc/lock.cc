@@ -60,6 +60,10 @@ Fd lock_pool(const std::string& folder, bool exclusive) {
          "' holds no pool, or a copy of one without its file 'lock'\n"
          "  do:    check the path; beside copied files 'log' and 'data' make an empty file 'lock'");
   }
+  if (!fd.is_open() && errno == ENOTDIR) {
+    fail(ErrorKind::kPool, "'", folder,
+         "' is a file, a pool is a folder\n  do:    choose another path");
+  }
   if (!fd.is_open()) fail_os(errno, text("cannot open the pool's lock '", path, "'"));
   if (::flock(fd.get(), (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail_os(errno, text("cannot lock '", path, "'"));

@@ -1,6 +1,8 @@
 #include "snapshot.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -19,9 +21,20 @@ namespace {
 
 constexpr uint64_t kChunk = 1 << 20;
 
-OpenOptions options_of(const std::string& path) {
+// Makes the folder and marks it as incomplete before anything else is there.
+OpenOptions prepare(const std::string& path) {
+  if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST)
+    fail_os(errno, text("cannot create folder '", path, "'"));
+  if (::access((path + "/log").c_str(), F_OK) == 0) {
+    fail(ErrorKind::kPool, "'", path,
+         "' holds a pool already\n  state: it is unchanged\n  do:    choose another path");
+  }
+  const std::string marker = path + kIncompleteSnapshot;
+  const Fd fd(::open(marker.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0666));
+  if (!fd.is_open()) fail_os(errno, text("cannot create '", marker, "'"));
   OpenOptions options;
   options.path = path;
+  options.is_snapshot = true;
   return options;
 }
 
@@ -30,14 +43,10 @@ OpenOptions options_of(const std::string& path) {
 Snapshot::Snapshot(const Store& source, const DenseLog& dense, uint64_t batch,
                    const std::string& resume, const std::string& path)
     : source_(source),
-      target_(options_of(path)),
+      target_(prepare(path)),
       dense_(target_),
       resume_(resume),
       seen_(source.tables().size()) {
-  if (!target_.was_created()) {
-    fail(ErrorKind::kPool, "'", path,
-         "' holds a pool already\n  state: it is unchanged\n  do:    choose another path");
-  }
   if (!dense.newest() || dense.newest()->header.batch != batch)
     fail(ErrorKind::kPool, "the dense part of the committed batch is not written yet");
   const std::string records = path + "/records";
@@ -137,6 +146,9 @@ void Snapshot::complete() {
   crash_point("snapshot: before its slot");
   target_.write_slot(slot_, resume_);
   target_.mark_clean();
+  if (::unlink((target_.path() + kIncompleteSnapshot).c_str()) != 0)
+    fail_os(errno, text("cannot complete '", target_.path(), "'"));
+  sync_folder(target_.path());
   target_.unlock();
 }
 

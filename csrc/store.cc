@@ -47,6 +47,12 @@ Store::Store(const OpenOptions& options) : options_(options), durability_(option
   if (!options_.read_only && ::mkdir(options_.path.c_str(), 0777) != 0 && errno != EEXIST) {
     fail_os(errno, text("cannot create pool folder '", options_.path, "'"));
   }
+  if (!options_.is_snapshot && ::access((options_.path + kIncompleteSnapshot).c_str(), F_OK) == 0) {
+    fail(
+        ErrorKind::kPool, "'", options_.path,
+        "' is a snapshot that was never completed: its training ended while it was taken\n  do:    "
+        "remove the folder and take another snapshot");
+  }
   take_lock();
   try {
     open_files();

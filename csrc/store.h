@@ -26,6 +26,7 @@ struct OpenOptions {
   std::string force_medium;    // tests: "fsdax" or "block" on tmpfs
   bool assume_reboot = false;  // tests: as if the machine had restarted since
   bool sparse = false;         // tests: files with holes
+  bool is_snapshot = false;    // a snapshot in the making: the file that says so is there
 };
 
 struct Table {
@@ -33,6 +34,9 @@ struct Table {
   layout::TableRecord record;
   TableView view;
 };
+
+// In the folder of a snapshot until it is a whole pool.
+inline constexpr const char* kIncompleteSnapshot = "/snapshot.incomplete";
 
 class Store {
  public:

@@ -206,8 +206,7 @@ class PoolSettings(_Section):
     device: str = _key("", "DAX device for tables and log: /dev/dax0.0", effect=Effect.NONE)
     durability: str = _key(
         "process",
-        "what every batch survives: process (kill -9) or power (loss of power)",
-        effect=Effect.NONE,
+        "what every batch survives: process (kill -9) or power (loss of power); kept by a pool",
         choices=("process", "power"),
     )
     resume: str = _key(

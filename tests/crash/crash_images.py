@@ -31,7 +31,7 @@ _MUTANT_PLANS = ("background", "fused", "relive", "relive fused", "alternating",
 # ... and first in the one that is known to show it, where that is another.
 _SHOWN_BY = {
     "NoRowFence": "workers",
-    "ReclaimEarly": "alternating",
+    "ReclaimEarly": "relive fused",
     "RecoveryWithoutEvidence": "relive",
 }
 

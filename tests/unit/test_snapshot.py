@@ -184,6 +184,24 @@ def test_command_while_another_process_trains(tmp_path, trainer):
     assert "not an empty folder" in again.stderr
 
 
+def test_two_ask_at_once(tmp_path, trainer):
+    """Each gets its own snapshot, and the batch of that one."""
+    asked = [
+        subprocess.Popen(
+            [sys.executable, "-m", "trainingcxl", "snapshot", tmp_path / "pool", tmp_path / name],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for name in ("one", "two", "three")
+    ]
+    for name, process in zip(("one", "two", "three"), asked, strict=True):
+        stdout, _ = process.communicate(timeout=120)
+        assert process.returncode == 0
+        assert f"batch={inspect(tmp_path / name)['committed_batch']}" in stdout
+        assert verify(tmp_path / name) == []
+    assert list((tmp_path / "pool" / "snapshots").iterdir()) == []
+
+
 def test_killed_in_the_middle_of_a_snapshot(tmp_path, trainer):
     """The pool resumes as after any kill; what lies at the snapshot's path is no pool."""
     asked = subprocess.Popen(
@@ -199,6 +217,9 @@ def test_killed_in_the_middle_of_a_snapshot(tmp_path, trainer):
     _, stderr = asked.communicate(timeout=60)
     if asked.returncode != 0:  # it may have been complete already
         assert "ended before the snapshot was taken" in stderr
+    if (tmp_path / "copy" / "snapshot.incomplete").exists():
+        with pytest.raises(PoolError, match="never completed"):
+            Pool(tmp_path / "copy")
     job = Large(tmp_path / "pool")
     committed = job.run.committed_batch
     assert committed > 0

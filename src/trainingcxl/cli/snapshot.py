@@ -34,6 +34,7 @@ def command(pool: Path, path: Path, as_json: bool) -> None:
                 snapshot.wait()
                 batch = snapshot.batch
         except PoolLocked:
+            report.event("asked", pool=str(pool), waiting="for the end of the batch in training")
             batch = ask_for_snapshot(pool, path.absolute(), lambda: _is_locked(pool))
         result = {"pool": str(pool), "path": str(path), "batch": batch}
         if as_json:

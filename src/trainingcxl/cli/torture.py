@@ -47,6 +47,8 @@ def command(
     left alone. Exit code 1 if anything differs; the pool in question is then kept. This shows what
     survives the end of a process; nothing here cuts the power.
     """
+    if power_cuts and medium != "block":
+        raise click.UsageError("--power-cuts needs --medium block: level 'power' on ordinary files")
     from trainingcxl.torture import torture
     from trainingcxl.torture_tally import Tally
 

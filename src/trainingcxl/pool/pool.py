@@ -15,7 +15,7 @@ import numpy as np
 
 from trainingcxl import _core
 from trainingcxl.errors import PoolError, PoolFull, PoolLocked, TrainingCXLError
-from trainingcxl.pool.snapshot import Snapshot, SnapshotDesk
+from trainingcxl.pool.snapshot import Snapshot, SnapshotDesk, remove_unfinished
 from trainingcxl.pool.table import OPTIMIZERS, Table, TableSpec, check_same_shape
 from trainingcxl.transaction import Transaction
 
@@ -163,7 +163,7 @@ class Pool:
         )
         self.transaction = Transaction()
         self._snapshot: Snapshot | None = None
-        self.desk = SnapshotDesk(self.path, lambda to: self.snapshot(to, wait=False))
+        self.desk = SnapshotDesk(self.path, self._take, is_trainer=not read_only)
         self._owner_pid = os.getpid()
         self._finalizer = weakref.finalize(self, _abandon, self._core, self._owner_pid)
 
@@ -330,12 +330,15 @@ class Pool:
         try:
             self._core.begin_snapshot(str(target))
         except (TrainingCXLError, OSError):
-            _remove_empty_pool(target)
+            remove_unfinished(target)
             raise
         self._snapshot = Snapshot(self._core, target)
         if wait:
             self._snapshot.wait()
         return self._snapshot
+
+    def _take(self, path: str) -> Snapshot:
+        return self.snapshot(path, wait=False)
 
     # --- life
 

@@ -13,6 +13,8 @@ from trainingcxl.errors import PoolError
 
 __all__ = ["OPTIMIZERS", "OptimizerKind", "Table", "TableSpec"]
 
+_NAME_BYTES_MAX = 127  # docs/format.md
+
 OptimizerKind = Literal["sgd", "adagrad", "rowwise-adagrad"]
 
 OPTIMIZERS: tuple[OptimizerKind, ...] = (
@@ -32,6 +34,12 @@ class TableSpec:
     optimizer: OptimizerKind
     init_scale: float
     init_seed: int
+
+    def __post_init__(self) -> None:
+        """Refuses a name that the format has no room for."""
+        if not 1 <= len(self.name.encode()) <= _NAME_BYTES_MAX:
+            shown = self.name if len(self.name) <= 40 else f"{self.name[:40]}..."
+            raise ValueError(f"table name '{shown}' must have 1 to {_NAME_BYTES_MAX} bytes")
 
 
 class Table:
