@@ -139,7 +139,8 @@ class Repair {
     }
   }
 
-  void repair_records(FileIndex file, uint64_t frame, const FrameSegment& s, uint32_t crc_start,
+  // The segment by value: what is repaired may lie over it.
+  void repair_records(FileIndex file, uint64_t frame, FrameSegment s, uint32_t crc_start,
                       bool is_fused) {
     if (s.table >= tables_.size() || s.count > kRecordsMax) return;
     const TableRecord& t = tables_[s.table];
