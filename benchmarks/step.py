@@ -10,6 +10,7 @@ as one of them; the fused log has no writer.
 """
 
 import argparse
+import gc
 import json
 import platform
 import shutil
@@ -405,6 +406,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shapes", default="i,iii16")
+    parser.add_argument("--optimizers", default="sgd,rowwise-adagrad")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dir", default="/dev/shm", help="where the pools are made")
@@ -413,12 +415,13 @@ def main() -> None:
     args = parser.parse_args()
     results = []
     for name in args.shapes.split(","):
-        for zipf, optimizer in product((False, True), ("sgd", "rowwise-adagrad")):
+        for zipf, optimizer in product((False, True), args.optimizers.split(",")):
             folder = Path(tempfile.mkdtemp(dir=args.dir, prefix="tcxl-bench-"))
             try:
                 results.append(embedding_step(name, args, folder, zipf=zipf, optimizer=optimizer))
             finally:
                 shutil.rmtree(folder)
+                gc.collect()  # mappings of removed pools hold their memory
     if not args.no_dlrm:
         folder = Path(tempfile.mkdtemp(dir=args.dir, prefix="tcxl-bench-"))
         try:

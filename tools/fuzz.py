@@ -12,6 +12,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -67,7 +68,9 @@ def build(folder: Path) -> None:
     )
 
 
-def start(folder: Path, number: int, args: argparse.Namespace) -> subprocess.Popen[bytes]:
+def start(
+    folder: Path, pools: str, number: int, args: argparse.Namespace
+) -> subprocess.Popen[bytes]:
     """Start one fuzzer of `args.jobs`; they share the corpus and have a log each."""
     log = (folder / f"{number}.log").open("wb")
     command = [
@@ -77,8 +80,10 @@ def start(folder: Path, number: int, args: argparse.Namespace) -> subprocess.Pop
         f"-artifact_prefix={folder / 'findings'}/", "-reload=1",
         str(folder / "corpus"), str(folder / "attacks"),
     ]  # fmt: skip
-    counts = str(folder / f"{number}.counts")
-    environment = os.environ | {"TRAININGCXL_FUZZ_COUNTS": counts}
+    environment = os.environ | {
+        "TRAININGCXL_FUZZ_COUNTS": str(folder / f"{number}.counts"),
+        "TRAININGCXL_FUZZ_FOLDER": pools,
+    }
     return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 
 
@@ -97,8 +102,10 @@ def run(args: argparse.Namespace) -> int:
     replay = [str(args.build / "replay_corpus"), "--encode", str(folder / "attacks")]
     subprocess.run([*replay, str(ROOT / "tests/fuzz/corpus")], stdout=sys.stderr, check=True)
     began = time.monotonic()
-    fuzzers = [start(folder, number, args) for number in range(args.jobs)]
-    failed = sum(fuzzer.wait() != 0 for fuzzer in fuzzers)
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(prefix="trainingcxl-fuzz-", dir=memory) as pools:
+        fuzzers = [start(folder, pools, number, args) for number in range(args.jobs)]
+        failed = sum(fuzzer.wait() != 0 for fuzzer in fuzzers)
     seconds = time.monotonic() - began
     counts = [read_counts(folder / f"{number}.counts") for number in range(args.jobs)]
     executions, past, opened = (sum(column) for column in zip(*counts, strict=True))

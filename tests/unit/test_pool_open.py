@@ -151,7 +151,7 @@ def test_wrong_arguments(tmp_path):
     with pytest.raises(OSError, match=r"missing/a\.pool"):
         Pool(tmp_path / "missing" / "a.pool")
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(OSError, match="file"):
+    with pytest.raises(PoolError, match="is a file, a pool is a folder"):
         Pool(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
