@@ -196,8 +196,9 @@ class Engine {
   bool is_fused_ = false;  // the form in use
   // What kAuto weighs, since it last chose.
   struct FormWindow {
-    uint64_t commits = 0, rows = 0, work_ns = 0, worked_rows = 0, busy_ns = 0;
-    Stopwatch since;
+    uint64_t commits = 0, roomy = 0, work_ns = 0, worked_rows = 0;
+    uint64_t busy_ns = 0;  // in the engine, since the last commit
+    Stopwatch since;       // the last commit
   };
   FormWindow window_;
   double work_ns_per_row_ = 0;

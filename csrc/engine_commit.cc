@@ -107,21 +107,22 @@ void Engine::update(Step& step, const std::vector<RowSettings>& settings, float 
 // outside the engine (dense part, data); its own pass over the rows makes it the dearer form where
 // it does not.
 void Engine::choose_form(const Step& step) {
-  ++window_.commits;
-  window_.rows += step.num_rows();
-  if (step.background_ns > 0) {
-    window_.work_ns += step.background_ns;
-    window_.worked_rows += step.num_rows();
-  }
-  if (window_.commits < kFormWindow) return;
+  const uint64_t wall = window_.since.ns();
+  const auto room = static_cast<double>(wall - std::min(wall, window_.busy_ns));
+  const double work = work_ns_per_row_ * static_cast<double>(step.num_rows());
+  // A vote a commit: one long pause (an evaluation, say) is no room in the others.
+  window_.roomy += room >= (is_fused_ ? kReturnMargin : 1.0) * work ? 1 : 0;
+  window_.work_ns += step.background_ns;
+  window_.worked_rows += step.background_ns > 0 ? step.num_rows() : 0;
+  window_.busy_ns = 0;
+  window_.since = Stopwatch();
+  if (++window_.commits < kFormWindow) return;
+  const bool was_known = work_ns_per_row_ > 0;
   if (window_.worked_rows > 0) {
     work_ns_per_row_ =
         static_cast<double>(window_.work_ns) / static_cast<double>(window_.worked_rows);
   }
-  const uint64_t wall = window_.since.ns();
-  const double room = static_cast<double>(wall - std::min(wall, window_.busy_ns));
-  const double work = work_ns_per_row_ * static_cast<double>(window_.rows);
-  is_fused_ = room < (is_fused_ ? kReturnMargin : 1.0) * work;
+  if (was_known) is_fused_ = 2 * window_.roomy < kFormWindow;
   window_ = FormWindow();
 }
 
@@ -141,7 +142,7 @@ layout::Slot Engine::next_slot(uint64_t batch) const {
 
 uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_scale,
                         const std::string& resume) {
-  const Busy busy(window_.busy_ns);
+  const Stopwatch whole;
   Lock lock(mutex_);
   store_.check_alive();
   check_background();
@@ -202,6 +203,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   stats_.rows += step->num_rows();
   stats_.update_ns += update_ns;
   stats_.commit_ns += watch.ns();
+  window_.busy_ns += whole.ns();
   if (options_.undo_form == UndoForm::kAuto) choose_form(*step);
   changed_.notify_all();
   return committed_;
