@@ -73,16 +73,22 @@ def test_every_form_gives_the_same_bits(tmp_path):
             assert a.tobytes() == b.tobytes()
 
 
-def settles(loop, fused, **options):
-    """Whether the choice comes to `fused` of 16; a busy machine may make it swing for a while."""
-    return any(loop.fused_of(16, **options) == fused for _ in range(30))
+def settles(loop, *, is_fused, **options):
+    """Whether most of 16 batches come to one form; a busy machine may make it swing for a while,
+    and the update writes what a late background has not begun.
+    """
+    for _ in range(40):
+        fused = loop.fused_of(16, **options)
+        if fused >= 12 if is_fused else fused <= 6:
+            return True
+    return False
 
 
 def test_auto_follows_the_time_that_the_step_leaves(tmp_path):
     loop = Loop(tmp_path / "pool")
-    assert settles(loop, 16), "nothing to hide behind, and still a pass of its own"
-    assert settles(loop, 0, rest=0.02), "the background had time, and the update wrote"
-    assert settles(loop, 16)
+    assert settles(loop, is_fused=True), "nothing to hide behind, and still a pass of its own"
+    assert settles(loop, is_fused=False, rest=0.02), "the background had time, and the update wrote"
+    assert settles(loop, is_fused=True)
     loop.pool.close()
 
 
