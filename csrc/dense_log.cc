@@ -17,6 +17,13 @@ constexpr uint64_t kSliceBytes =
     256 << 10;  // short enough that an announced batch never waits long for its log
 }
 
+void name_generation(Slot& slot, const Generation& generation) {
+  slot.dense_batch = generation.header.batch;
+  slot.dense_life = generation.header.life;
+  slot.dense_area = generation.area;
+  slot.dense_crc = generation.header.crc;
+}
+
 std::string DenseLog::check_area(uint32_t area, Generation& out) const {
   const GeometryHeader& g = store_.geometry();
   if (g.dense_bytes[area] < kDenseBlob) return "no area";

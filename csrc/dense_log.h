@@ -19,6 +19,9 @@ struct Generation {
   layout::DenseHeader header{};
 };
 
+// Says in a slot which generation it vouches for.
+void name_generation(layout::Slot& slot, const Generation& generation);
+
 class DenseLog {
  public:
   explicit DenseLog(Store& store) : store_(store) {}

@@ -131,12 +131,7 @@ layout::Slot Engine::next_slot(uint64_t batch) const {
   slot.batch = batch;
   slot.life = life_;
   slot.dense_batch = layout::kNoBatch;
-  if (dense_.newest()) {
-    slot.dense_batch = dense_.newest()->header.batch;
-    slot.dense_life = dense_.newest()->header.life;
-    slot.dense_area = dense_.newest()->area;
-    slot.dense_crc = dense_.newest()->header.crc;
-  }
+  if (dense_.newest()) name_generation(slot, *dense_.newest());
   return slot;
 }
 

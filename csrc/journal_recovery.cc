@@ -166,11 +166,7 @@ RecoveryReport recover_from_journal(Store& store, UndoLog& undo, DenseLog& dense
   next.life = std::max({store.max_life(), dense.newest_life(), base.pool_life}) + 1;
   if (report.dense_batch != next.batch)
     dense.rewrite(generation, next.batch, next.life, report.resume);
-  const Generation& named = *dense.newest();
-  next.dense_batch = named.header.batch;
-  next.dense_life = named.header.life;
-  next.dense_area = named.area;
-  next.dense_crc = named.header.crc;
+  name_generation(next, *dense.newest());
   store.restart(next, report.resume);
   return report;
 }

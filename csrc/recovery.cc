@@ -126,11 +126,7 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   next.life = std::max(slot.life, dense.newest_life()) + 1;
   if (has_fault(Fault::kRecoverySameLife)) next.life = slot.life;
   if (needs_dense) dense.rewrite(*generation, next.batch, next.life, report.resume);
-  const Generation& named = *dense.newest();
-  next.dense_batch = named.header.batch;
-  next.dense_life = named.header.life;
-  next.dense_area = named.area;
-  next.dense_crc = named.header.crc;
+  name_generation(next, *dense.newest());
   store.write_slot(next, report.resume);
   if (has_fault(Fault::kRecoverySlotFirst)) undo_frames(undo, frames, report);
   return report;

@@ -138,10 +138,7 @@ void Snapshot::complete() {
   }
   dense_.complete();
   dense_.publish();
-  slot_.dense_batch = dense_.newest()->header.batch;
-  slot_.dense_life = dense_.newest()->header.life;
-  slot_.dense_area = dense_.newest()->area;
-  slot_.dense_crc = dense_.newest()->header.crc;
+  name_generation(slot_, *dense_.newest());
   target_.sync_all();
   crash_point("snapshot: before its slot");
   target_.write_slot(slot_, resume_);

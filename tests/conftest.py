@@ -16,6 +16,10 @@ SHM = Path("/dev/shm")
 # A skip is expected only where the machine lacks the hardware these markers name.
 MAY_SKIP = frozenset({"vm", "cuda", "dax"})
 
+# What `train` sets for its own process. Set before the first product of this one, so that a test
+# and the trainers that it starts compute the same bits, whatever ran before.
+os.environ["MKL_CBWR"] = "AUTO,STRICT"
+
 hypothesis.settings.register_profile("dev", deadline=None)
 hypothesis.settings.register_profile(
     "ci", deadline=None, derandomize=True, database=None, print_blob=True

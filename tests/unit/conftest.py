@@ -99,7 +99,6 @@ def origin(shm_root):
     states = {}
     pool = Pool(folder / "good.pool", threads=1)
     train(pool, 12, 5, states=states)
-    pool.core.wait_dense()
     shutil.copytree(folder / "good.pool", folder / "crashed.pool")
     pool.close()
     yield Crashed(folder / "crashed.pool", states, 12)
