@@ -67,8 +67,15 @@ Fd lock_pool(const std::string& folder, bool exclusive) {
   if (!fd.is_open()) fail_os(errno, text("cannot open the pool's lock '", path, "'"));
   if (::flock(fd.get(), (exclusive ? LOCK_EX : LOCK_SH) | LOCK_NB) != 0) {
     if (errno != EWOULDBLOCK) fail_os(errno, text("cannot lock '", path, "'"));
+    // Readers share the lock and do not sign it.
+    if (exclusive && ::flock(fd.get(), LOCK_SH | LOCK_NB) == 0) {
+      fail(ErrorKind::kLocked, "pool '", folder,
+           "' is being read by another process (verify, evaluate, predict or the like)\n"
+           "  do:    wait until it has ended and start again");
+    }
     fail(ErrorKind::kLocked, "pool '", folder, "' is in use by process ", read_owner(fd.get()),
-         "\n  do:    wait for it or end it; 'trainingcxl inspect' reads the pool meanwhile");
+         "\n  do:    wait for it or end it; meanwhile 'trainingcxl inspect' reads the pool, and "
+         "'trainingcxl snapshot' copies it while it is trained");
   }
   return fd;
 }

@@ -147,7 +147,7 @@ void Store::open_files() {
     fail(ErrorKind::kDurability, "durability 'power' is impossible on ", medium_.file_system, " ('",
          options_.path,
          "'): its bytes are gone when the machine stops\n  do:    use durability 'process', or put "
-         "the pool on persistent memory");
+         "the pool on a local disk or on persistent memory");
   }
   if (on_device) {
     device_bytes_ = bytes;

@@ -8,7 +8,6 @@ checkpoint).
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from trainingcxl.batches import BatchFeed, Fetched
 from trainingcxl.dense_part import DensePart
 from trainingcxl.errors import ConfigError, PoolError, RecoveryError
+from trainingcxl.gradients import clip_dense_grads, scaled_dense_step
 from trainingcxl.pool import Pool
 from trainingcxl.resume import (
     Recorded,
@@ -29,7 +29,7 @@ from trainingcxl.resume import (
     restore_optimizer_state,
 )
 from trainingcxl.rng import get_rng_state, set_rng_state
-from trainingcxl.state import encode_tree, json_bytes
+from trainingcxl.state import encode_tree, json_bytes, plain_states
 from trainingcxl.stats import StepStats
 
 __all__ = ["FaultTolerantRun", "StepStats"]
@@ -112,9 +112,7 @@ class FaultTolerantRun:
         # Not as they are when a generation is written: by then the loop may have drawn for the next
         # batch.
         self._committed_rng = get_rng_state()
-        self._next_epoch = (
-            Recorded()
-        )  # what the loader that was used last begins the next epoch with
+        self._next_epoch = Recorded()  # what the last loader begins the next epoch with
         if pool.transaction.has_run:
             raise PoolError(
                 f"pool '{pool.path}' already has a run\n  do:    use that one, or close the pool "
@@ -140,9 +138,7 @@ class FaultTolerantRun:
 
     @property
     def durable_batch(self) -> int | None:
-        """Newest batch known to survive a power loss; None where the medium or level promises
-        none.
-        """
+        """Newest batch known to survive a power loss; None where nothing promises that."""
         return self.pool.durable_batch
 
     @property
@@ -214,20 +210,33 @@ class FaultTolerantRun:
             self._pending_batches = 0
             self._core.drop_announced()
 
-    def step(self, loss: Tensor) -> None:
+    def step(self, loss: Tensor, *, scaler: torch.amp.GradScaler | None = None) -> None:
         """Backward, dense optimizer step, row update, commit; then clears the gradients.
+
+        Args:
+            loss: A scalar.
+            scaler: Of mixed precision: it scales the loss, its scale is taken off all gradients,
+                those of rows too, and a batch whose gradients are not finite is skipped while the
+                scale goes down. Pass it in the run's `state` as well.
 
         Raises:
             ValueError: The loss or a pooled gradient is not finite. The pool is unchanged; `skip()`
                 goes on.
         """
-        if not bool(torch.isfinite(loss.detach()).all()):
+        if scaler is not None:
+            scale = scaled_dense_step(loss, scaler, self.dense_optimizer, self._prepare)
+            if scale is None:
+                self.skip()
+                return
+            self._grad_scale /= scale
+        elif not bool(torch.isfinite(loss.detach()).all()):
             raise ValueError(
                 f"the loss of batch {self.committed_batch + 1} is {float(loss.detach())}\n"
                 "  state: the pool is unchanged\n  do:    run.skip() leaves the batch out"
             )
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.commit()
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.commit(step_dense=scaler is None)
         self._dense.zero_grad()
 
     def commit(self, *, step_dense: bool = True) -> None:
@@ -241,8 +250,7 @@ class FaultTolerantRun:
             ValueError: A pooled gradient is not finite. Nothing has changed.
             PoolFull: The batch is larger than the pool's limits. Nothing has changed.
         """
-        parts = self.pool.transaction.native_parts()
-        self._core.prepare(parts, self._through)
+        self._prepare()
         if step_dense and self.dense_optimizer is not None:
             self.dense_optimizer.step()
         self._commit_prepared()
@@ -261,23 +269,23 @@ class FaultTolerantRun:
         self._core.prepare([], self._through)
         self._commit_prepared(is_skipped=True)
 
+    def unscale_(self, scaler: torch.amp.GradScaler) -> None:
+        """Takes a scaler's scale off the rows' gradients, as scaler.unscale_(optimizer) does for
+        the dense part. For loops that call backward themselves: before clipping and commit.
+        """
+        self._grad_scale /= scaler.get_scale()
+
     def clip_grad_norm_(self, max_norm: float) -> float:
         """Scales all gradients, of rows (summed per distinct row) and of the dense part, to a norm
         of at most max_norm.
 
-        Call between backward and commit. Returns the norm before, as torch.nn.utils.clip_grad_norm_
-        does.
+        Call between backward and commit, after `unscale_`. Returns the norm before, as
+        torch.nn.utils.clip_grad_norm_ does.
         """
-        self._core.prepare(self.pool.transaction.native_parts(), self._through)
-        squares = self._core.grad_norm_sq()
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        squares += sum(float(grad.detach().double().square().sum()) for grad in grads)
-        norm = math.sqrt(squares)
-        scale = min(1.0, max_norm / (norm + 1e-6))
-        if scale < 1.0:
-            for grad in grads:
-                grad.mul_(scale)
-        self._grad_scale = scale
+        self._prepare()
+        squares = self._core.grad_norm_sq() * self._grad_scale**2
+        norm, scale = clip_dense_grads(self.model, squares, max_norm)
+        self._grad_scale *= scale
         return norm
 
     def sync(self) -> None:
@@ -294,9 +302,7 @@ class FaultTolerantRun:
         self._write_generation(force=True)
 
     def close(self) -> None:
-        """Writes the dense generation of the committed batch, so that resume has nothing to do
-        again.
-        """
+        """Writes the dense generation of the committed batch: resume has nothing to do again."""
         if self.pool.is_read_only or self._dense.is_ahead or self.pool.transaction.has_forward:
             return  # in the middle of a step the dense part is not that of the committed batch
         self._core.drop_announced()
@@ -325,6 +331,9 @@ class FaultTolerantRun:
             return int(self._core.announce(inputs))
         except (IndexError, ValueError, TypeError, KeyError):
             return 0  # the lookup itself raises it, at the batch that has it
+
+    def _prepare(self) -> None:
+        self._core.prepare(self.pool.transaction.native_parts(), self._through)
 
     def _commit_prepared(self, *, is_skipped: bool = False) -> None:
         batch = self.batch + self._pending_batches
@@ -366,7 +375,7 @@ class FaultTolerantRun:
         """Notices what the loop changed after its commit: a kill before the next one loses that."""
         if self._pending_batches > 0:
             return
-        for name, now in self._plain_state().items():
+        for name, now in plain_states(self._state).items():
             if name in self._changed_late or json_bytes(now) == json_bytes(
                 self._recorded_state.get(name)
             ):
@@ -425,17 +434,8 @@ class FaultTolerantRun:
             self._recorded.target_epochs is not None and self.epoch < self._recorded.target_epochs
         )
 
-    def _plain_state(self) -> dict[str, Any]:
-        plain = {}
-        for name, item in self._state.items():
-            try:
-                plain[name] = encode_tree(item.state_dict(), None)
-            except TypeError:
-                continue  # holds tensors: the dense generation has it
-        return plain
-
     def _record_bytes(self) -> bytes:
-        self._recorded_state = self._plain_state()
+        self._recorded_state = plain_states(self._state)
         record = {
             "format": 1,
             "epoch": self.epoch,

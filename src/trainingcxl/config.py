@@ -306,9 +306,10 @@ def _known(name: str) -> str:
         return name
     key = name.rpartition(".")[2]
     same_key = [known for known in _DECLARED if known.endswith(f".{key}")]
-    nearest = same_key or get_close_matches(name, _DECLARED, n=1, cutoff=0.0)
+    nearest = same_key or get_close_matches(name, _DECLARED, n=1)
+    hint = f"; the nearest is {nearest[0]!r}" if nearest else ""
     raise ConfigError(
-        f"there is no setting {name!r}; the nearest is {nearest[0]!r}\n"
+        f"there is no setting {name!r}{hint}\n"
         "  do:    'trainingcxl train --show-config' lists every setting and its meaning"
     )
 

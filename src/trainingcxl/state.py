@@ -18,7 +18,7 @@ from torch import Tensor
 
 from trainingcxl.errors import PoolCorrupted
 
-__all__ = ["BlobParts", "decode_blob", "decode_tree", "encode_tree", "json_bytes"]
+__all__ = ["BlobParts", "decode_blob", "decode_tree", "encode_tree", "json_bytes", "plain_states"]
 
 _ALIGN = 64
 _DTYPES = {
@@ -168,3 +168,16 @@ def decode_blob(blob: npt.NDArray[np.uint8]) -> Any:
         return decode_tree(header["tree"], tensors)
     except (KeyError, IndexError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise PoolCorrupted(f"the dense part of the pool cannot be read: {error!r}") from error
+
+
+def plain_states(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """State dicts of `objects` as JSON data, without those that hold tensors: a dense generation
+    has them.
+    """
+    plain = {}
+    for name, item in objects.items():
+        try:
+            plain[name] = encode_tree(item.state_dict(), None)
+        except TypeError:
+            continue
+    return plain

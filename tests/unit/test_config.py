@@ -53,6 +53,7 @@ def test_assignments_are_read_by_type(text: str, name: str, value: object) -> No
         ("run.treads=2", "no setting 'run.treads'; the nearest is 'run.threads'"),
         ("batch_size=2", "the nearest is 'run.batch_size'"),
         ("eval.patiense=2", "the nearest is 'eval.patience'"),
+        ("foo.bar=1", "no setting 'foo.bar'\n"),
         ("run.seed=x", "run.seed is 'x', expected a value of type whole number"),
         ("run.seed=1.5", "whole number"),
         ("run.seed=-1", "run.seed is -1, expected a number of at least 0"),

@@ -95,10 +95,10 @@ def test_readers_share_and_keep_writers_out(bench):
     """A reader's rows must not change under it."""
     bench.open().close()
     first, second = bench.open(read_only=True), bench.open(read_only=True)
-    with pytest.raises(PoolLocked):
+    with pytest.raises(PoolLocked, match="is being read"):
         Pool(bench.path)
     first.close()
-    with pytest.raises(PoolLocked):
+    with pytest.raises(PoolLocked, match="is being read"):
         Pool(bench.path)
     second.close()
     bench.open().close()

@@ -229,7 +229,9 @@ def is_parquet(path: Path) -> bool:
         with path.open("rb") as stream:
             return stream.read(4) == b"PAR1"
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+        raise DataError(
+            f"cannot read {path}: {error.strerror}\n  do:    check the path and its permissions"
+        ) from error
 
 
 def guess_schema(path: Path) -> Schema:

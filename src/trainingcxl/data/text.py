@@ -119,7 +119,9 @@ def open_text(path: Path) -> Iterator[tuple[IO[bytes] | gzip.GzipFile, Callable[
         is_gzip = raw.read(2) == b"\x1f\x8b"
         raw.seek(0)
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from error
+        raise DataError(
+            f"cannot read {path}: {error.strerror}\n  do:    check the path and its permissions"
+        ) from error
     with raw:
         if is_gzip:
             with gzip.GzipFile(fileobj=raw) as unpacked:

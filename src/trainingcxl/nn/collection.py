@@ -132,7 +132,11 @@ class PooledModule(nn.Module):
         raise TypeError(f"{type(self).__name__} takes no features")
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Freezes the rows (False) or lets commits update them (True)."""
+        """Freezes the rows (False) or lets commits update them (True).
+
+        Call it on this module: a parent's `requires_grad_` reaches parameters alone, and rows are
+        none.
+        """
         self._is_frozen = not requires_grad
         return super().requires_grad_(requires_grad)
 
