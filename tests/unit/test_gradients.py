@@ -84,9 +84,7 @@ def test_overflow_skips_the_batch_and_lowers_the_scale(bench, where):
 
 def test_scale_goes_on_after_a_resume(bench):
     scaler = scaler_of()
-    _, _, pool = trained(
-        bench, "pool", lambda job, loss: job.run.step(loss, scaler=scaler), scaler
-    )
+    _, _, pool = trained(bench, "pool", lambda job, loss: job.run.step(loss, scaler=scaler), scaler)
     pool.close()
     again = scaler_of()
     Job(bench.open(bench.folder / "pool"), state={"scaler": again}, sparse_of=lambda ids: ids)
