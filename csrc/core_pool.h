@@ -110,7 +110,13 @@ class CorePool {
     if (is_forked()) return;
     engine_.reset();
     journal_.reset();
-    if (is_clean && !store_.is_read_only()) store_.mark_clean();
+    try {
+      // What poisoned it has been told; the next opening recovers.
+      if (is_clean && !store_.is_read_only() && !store_.is_poisoned()) store_.mark_clean();
+    } catch (const Error&) {
+      store_.unlock();
+      throw;
+    }
     store_.unlock();
   }
 

@@ -163,6 +163,7 @@ class Engine {
   void plan_chunks(const Step& step);
   void choose_form(const Step& step);
   uint64_t log_block_rows(const Step& step, size_t t) const;
+  [[noreturn]] void fail_damaged_row(const Table& table, uint64_t row);
   layout::Slot next_slot(uint64_t batch) const;
   void finish_generation();
   void detach_snapshot();

@@ -79,7 +79,7 @@ class Replay {
 
  private:
   void put(const Table& table, const RecordColumns& c, const FrameSegment& segment, uint64_t r) {
-    const uint64_t dim = segment.dim, states = segment.state_dim;
+    const uint64_t dim = segment.dim, states = segment.state_floats;
     float* weight = table.view.weight + c.row[r] * dim;
     const float* kept = c.weight + r * dim;
     bool differs = std::memcmp(weight, kept, dim * sizeof(float)) != 0;

@@ -149,11 +149,12 @@ struct TableRecord {
   uint32_t dim;
   uint32_t optimizer;                    // OptimizerKind
   uint64_t weight_offset, weight_bytes;  // in the data span, float32 [rows][dim]
-  uint64_t state_offset, state_bytes;    // float32 [rows][state_dim]
+  uint64_t state_offset, state_bytes;    // float32 [rows][state_floats]
   uint64_t init_seed;
   uint64_t init_key;
   float init_scale;
-  uint32_t reserved[15];
+  uint32_t has_check;  // 1: the last word of each row's state is the row's checksum
+  uint32_t reserved[14];
 };
 static_assert(sizeof(TableRecord) == 256);
 inline constexpr uint64_t kTablesMax =
@@ -200,7 +201,7 @@ struct FrameSegment {
   uint64_t crc_offset;
   uint64_t state_offset;
   uint64_t weight_offset;
-  uint32_t state_dim;
+  uint32_t state_floats;
   uint32_t dim;
   uint64_t done_offset;  // tags of the blocks, used by fused frames only
 };

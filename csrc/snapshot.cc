@@ -88,7 +88,7 @@ void Snapshot::take_records(const Step& step) {
     const StepTable& table = step.tables[t];
     const TableView& view = source_.tables()[table.table].view;
     const auto dim = static_cast<uint64_t>(view.dim);
-    const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
+    const auto states = static_cast<uint64_t>(view.state_floats());
     std::vector<bool>& seen = seen_[table.table];
     if (seen.empty()) seen.resize(view.rows);
     for (uint64_t r = 0; r < table.lookups.num_rows(); ++r) {
@@ -126,7 +126,7 @@ void Snapshot::put_records_back() {
   while (std::fread(&kept, sizeof kept, 1, file) == 1) {
     const TableView& view = target_.tables()[kept.table].view;
     const auto dim = static_cast<uint64_t>(view.dim);
-    const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
+    const auto states = static_cast<uint64_t>(view.state_floats());
     if (std::fread(view.weight + kept.row * dim, sizeof(float), dim, file) != dim ||
         std::fread(view.state + kept.row * states, sizeof(float), states, file) != states)
       fail_os(EIO, "cannot read the snapshot's records back");

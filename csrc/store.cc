@@ -353,6 +353,11 @@ void Store::poison(const std::string& why) {
   if (poisoned_.empty()) poisoned_ = why;
 }
 
+bool Store::is_poisoned() const {
+  const std::lock_guard lock(poison_mutex_);
+  return !poisoned_.empty();
+}
+
 void Store::check_alive() const {
   if (options_.read_only) fail(ErrorKind::kPool, "pool '", options_.path, "' is open read only");
   const std::lock_guard lock(poison_mutex_);

@@ -77,6 +77,7 @@ class Store {
   // Level power on an ordinary file: the bytes are durable on return. Else nothing.
   void make_durable(const void* p, uint64_t bytes);
   void poison(const std::string& why);  // no store any more; reopen and recover
+  bool is_poisoned() const;
   void check_alive() const;
 
   Span& log() { return log_; }

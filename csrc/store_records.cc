@@ -11,6 +11,7 @@
 #include "errors.h"
 #include "fault.h"
 #include "geometry.h"
+#include "kernels.h"
 #include "store.h"
 
 namespace tcxl {
@@ -114,14 +115,18 @@ void Store::bind_views() {
   for (Table& table : tables_) {
     const TableRecord& r = table.record;
     const auto kind = static_cast<OptimizerKind>(r.optimizer);
-    const auto states = static_cast<uint64_t>(state_dim(kind, r.dim));
     if (const std::string fault = table_fault(r, data_.bytes()); !fault.empty()) {
       fail(ErrorKind::kCorrupted, "table '", table.name, "' of pool '", options_.path,
            "' does not fit the pool's data: ", fault,
            "\n  state: nothing was changed\n  do:    restore the files from a copy");
     }
     table.view = {data_.at<float>(r.weight_offset),
-                  states > 0 ? data_.at<float>(r.state_offset) : nullptr, r.rows, r.dim, kind};
+                  state_floats(r) > 0 ? data_.at<float>(r.state_offset) : nullptr,
+                  r.rows,
+                  r.dim,
+                  kind,
+                  r.has_check != 0,
+                  crc32c(0, &r.init_key, sizeof r.init_key)};
   }
 }
 
@@ -159,9 +164,7 @@ size_t Store::add_table(const TableRecord& record) {
   const GeometryHeader before = geometry_;
   try {
     r.weight_bytes = r.rows * r.dim * sizeof(float);
-    r.state_bytes =
-        r.rows * static_cast<uint64_t>(state_dim(static_cast<OptimizerKind>(r.optimizer), r.dim)) *
-        sizeof(float);
+    r.state_bytes = r.rows * state_floats(r) * sizeof(float);
     r.weight_offset = allocate_data(r.weight_bytes);
     r.state_offset = r.state_bytes > 0 ? allocate_data(r.state_bytes) : r.weight_offset;
   } catch (const Error&) {

@@ -289,9 +289,7 @@ class FaultTolerantRun:
         return norm
 
     def sync(self) -> None:
-        """Blocks until the dense part of the committed batch is written and, where the medium
-        can, all is durable.
-        """
+        """Blocks until the committed batch's dense part is written and, where possible, durable."""
         self._write_generation()
         self.pool.sync()
 
@@ -303,7 +301,8 @@ class FaultTolerantRun:
 
     def close(self) -> None:
         """Writes the dense generation of the committed batch: resume has nothing to do again."""
-        if self.pool.is_read_only or self._dense.is_ahead or self.pool.transaction.has_forward:
+        is_mid_step = self._dense.is_ahead or self.pool.transaction.has_forward
+        if self.pool.is_read_only or self._core.is_poisoned or is_mid_step:
             return  # in the middle of a step the dense part is not that of the committed batch
         self._core.drop_announced()
         self._write_generation()
