@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trainingcxl.batches import BatchFeed, Fetched
 from trainingcxl.dense_part import DensePart
 from trainingcxl.errors import ConfigError, PoolError, RecoveryError
-from trainingcxl.gradients import clip_dense_grads, scaled_dense_step
+from trainingcxl.gradients import check_dense_grads, clip_dense_grads, scaled_dense_step
 from trainingcxl.pool import Pool
 from trainingcxl.resume import (
     Recorded,
@@ -220,8 +220,8 @@ class FaultTolerantRun:
                 scale goes down. Pass it in the run's `state` as well.
 
         Raises:
-            ValueError: The loss or a pooled gradient is not finite. The pool is unchanged; `skip()`
-                goes on.
+            ValueError: The loss or a gradient is not finite. The pool is unchanged; `skip()` goes
+                on.
         """
         if scaler is not None:
             scale = scaled_dense_step(loss, scaler, self.dense_optimizer, self._prepare)
@@ -247,11 +247,12 @@ class FaultTolerantRun:
         dense step (`step_dense=False`). Gradients of the dense part are left alone.
 
         Raises:
-            ValueError: A pooled gradient is not finite. Nothing has changed.
+            ValueError: A gradient is not finite. Nothing has changed.
             PoolFull: The batch is larger than the pool's limits. Nothing has changed.
         """
         self._prepare()
         if step_dense and self.dense_optimizer is not None:
+            check_dense_grads(self.model)
             self.dense_optimizer.step()
         self._commit_prepared()
 
@@ -300,7 +301,7 @@ class FaultTolerantRun:
         self._write_generation(force=True)
 
     def close(self) -> None:
-        """Writes the dense generation of the committed batch: resume has nothing to do again."""
+        """Writes the committed batch's dense generation: resume has nothing to do again."""
         is_mid_step = self._dense.is_ahead or self.pool.transaction.has_forward
         if self.pool.is_read_only or self._core.is_poisoned or is_mid_step:
             return  # in the middle of a step the dense part is not that of the committed batch
