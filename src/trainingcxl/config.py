@@ -45,8 +45,8 @@ class Effect(Enum):
     """What another value of a setting does to a run that is resumed with it."""
 
     RESULT = "result"
-    ROUNDING = "last bits"
-    NONE = "no effect"
+    ROUNDING = "on the last bits"
+    NONE = "none on the bits"
 
 
 def _key(

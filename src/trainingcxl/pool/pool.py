@@ -123,10 +123,8 @@ class Pool:
     ) -> None:
         self.path = Path(path)
         _check_options(path, resume, lookahead, undo_log, threads, lag_max)
-        self.threads = threads or len(os.sched_getaffinity(0))
-        self.lookahead = lookahead
-        self._progress = progress
-        self._check_rows = check_rows
+        self.threads, self.lookahead = threads or len(os.sched_getaffinity(0)), lookahead
+        self._progress, self._check_rows = progress, check_rows
         self._closers: list[Callable[[], None]] = []
         self.settle: Callable[[], None] = lambda: None  # a run's: writes the committed dense part
         started = time.perf_counter()
