@@ -65,6 +65,7 @@ class CorePool {
     }
   }
   RecoveryReport recover(bool exact) {
+    if (store_.had_failed_sync() && !store_.is_read_only()) store_.dirty();
     if (store_.needs_journal()) {
       const JournalFile file(store_);
       if (file.slot()) {
@@ -111,10 +112,10 @@ class CorePool {
     engine_.reset();
     journal_.reset();
     try {
-      // What poisoned it has been told; the next opening recovers.
-      if (is_clean && !store_.is_read_only() && !store_.is_poisoned()) store_.mark_clean();
+      // An error that was raised is not raised again; the next opening recovers.
+      if (is_clean && !store_.is_read_only() && !store_.is_poison_told()) store_.mark_clean();
     } catch (const Error&) {
-      store_.unlock();
+      store_.unlock();  // whatever still holds this object: the way out is to open the pool again
       throw;
     }
     store_.unlock();

@@ -37,8 +37,9 @@ void Engine::wait_for_generation(Lock& lock) {
   const Stopwatch watch;
   changed_.wait(lock, [&] {
     const uint64_t newest = dense_.newest() ? dense_.newest()->header.batch : 0;
-    return !dense_.is_writing() || newest + 2 * dense_every_ > committed_ + 1;
+    return !dense_.is_writing() || newest + 2 * dense_every_ > committed_ + 1 || has_stopped();
   });
+  check_background();
   stats_.dense_wait_ns += watch.ns();
 }
 

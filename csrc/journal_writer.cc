@@ -7,6 +7,7 @@
 
 #include "crash_point.h"
 #include "errors.h"
+#include "file_calls.h"
 #include "journal.h"
 #include "stopwatch.h"
 
@@ -177,11 +178,12 @@ void Journal::run_data_sync() {
     lock.unlock();
     const Stopwatch watch;
     crash_point("data: sync");
-    const int error = ::fdatasync(store_.data().fd()) == 0 ? 0 : errno;
+    const int error = sync_data(store_.data().fd());
     crash_point("data: synced");
     lock.lock();
     stats_.data_sync_ns += watch.ns();
     if (error != 0) {
+      store_.distrust();
       note_failure(text("a sync of '", store_.path(), "/data' failed: ", std::strerror(error)));
     } else {
       checkpoint_.is_data_synced = true;

@@ -62,6 +62,9 @@ class Span {
   // kFull with path, needed and free bytes when the medium has no room; the file keeps its old
   // size.
   void grow(uint64_t bytes, bool sparse);
+  // Has every page written to the medium again, whether the kernel takes it for written or not.
+  // Only while no other thread stores there.
+  void dirty() const;
   void unmap();
   void forget();  // leaves the address space as it is: in a forked child it is no longer ours
 

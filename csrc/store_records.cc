@@ -179,8 +179,8 @@ size_t Store::add_table(const TableRecord& record) {
 void Store::commit_tables() {
   if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
       sync_file(data_fd_.get()) != 0) {
-    poison("fsync of the tables failed");
-    fail_os(errno, "cannot sync the pool's tables");
+    const int error = errno;
+    fail_sync(error, options_.path + "/data");
   }
   write_geometry(geometry_);
 }
@@ -200,8 +200,7 @@ void Store::write_geometry(GeometryHeader next) {
   if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
       !has_fault(Fault::kNoSizeSync) && sync_file(log_fd_.get()) != 0) {
     const int error = errno;
-    poison("a sync of the log failed");
-    fail_os(error, "cannot sync the pool's log");
+    fail_sync(error, log_.path());
   }
   // One checksum covers header and records: a torn write leaves this copy invalid and the other one
   // newest.

@@ -139,8 +139,11 @@ class Pool:
         )
         try:
             found = self._core.recover(resume == "exact")
-        except BaseException:
+        except BaseException as error:
+            was_created = self._core.facts()["was_created"]
             self._core.close(False)  # the error's traceback keeps this object alive, not the lock
+            if was_created and isinstance(error, TrainingCXLError | OSError):
+                self._remove_created()
             raise
         facts = self._core.facts()
         self.uuid: str = facts["uuid"]
@@ -172,16 +175,19 @@ class Pool:
 
     def _open(self, *, read_only: bool, **options: Any) -> "_core.Pool":
         """Opens the files; a pool that cannot be created leaves nothing behind."""
-        is_new_folder = not self.path.exists()
-        not_ours = [name for name in _FILES if (self.path / name).exists()]
+        self._is_new_folder = not self.path.exists()
+        self._not_ours = [name for name in _FILES if (self.path / name).exists()]
         try:
             return _core.Pool(path=str(self.path), read_only=read_only, unlocked=False, **options)
         except PoolLocked:
             raise  # whoever has it may be creating it right now
         except (TrainingCXLError, OSError):
             if not read_only:
-                _remove_empty_pool(self.path, keep=not_ours, remove_folder=is_new_folder)
+                self._remove_created()
             raise
+
+    def _remove_created(self) -> None:
+        _remove_empty_pool(self.path, keep=self._not_ours, remove_folder=self._is_new_folder)
 
     @property
     def core(self) -> "_core.Pool":
@@ -450,6 +456,11 @@ def _report(found: Mapping[str, Any], seconds: float) -> RecoveryReport:
 def _notices(found: Mapping[str, Any]) -> list[str]:
     """What a user should know about this medium, and about how the pool was found."""
     notices = [found["creation_note"]] if found["creation_note"] else []
+    if found["had_failed_sync"]:
+        notices.append(
+            "a sync failed when this pool was open last: all of it is written again now; look at "
+            "the medium and the kernel's log"
+        )
     system = found["file_system"]
     if found["is_network"]:
         notices.append(
