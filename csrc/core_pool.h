@@ -58,6 +58,7 @@ class CorePool {
   // Everything committed is on the medium as durably as it can be.
   void sync() {
     check_owner();
+    store_.check_alive();
     if (journal_ && store_.slot()) {
       journal_->wait_durable();
     } else {
@@ -65,7 +66,7 @@ class CorePool {
     }
   }
   RecoveryReport recover(bool exact) {
-    if (store_.had_failed_sync() && !store_.is_read_only()) store_.dirty();
+    if (store_.had_failed_sync() && !store_.is_read_only()) store_.write_all_again();
     if (store_.needs_journal()) {
       const JournalFile file(store_);
       if (file.slot()) {

@@ -1,13 +1,13 @@
 #include "file_calls.h"
 
 #include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
+#include <cstring>
 
+#include "errors.h"
 #include "layout.h"
 
 namespace tcxl {
@@ -18,23 +18,6 @@ namespace {
 constexpr uint64_t kPart = 64 << 20;
 
 }  // namespace
-
-int sync_data(int fd) {
-  while (::fdatasync(fd) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
-}
-
-int sync_mapped(const void* p, uint64_t bytes) {
-  const auto begin = reinterpret_cast<uintptr_t>(p) / layout::kPage * layout::kPage;
-  const uint64_t length = reinterpret_cast<uintptr_t>(p) + bytes - begin;
-  // Of a shared mapping this writes and syncs the file's range, and that alone.
-  while (::msync(reinterpret_cast<void*>(begin), length, MS_SYNC) != 0) {
-    if (errno != EINTR) return errno;
-  }
-  return 0;
-}
 
 int allocate(int fd, uint64_t from, uint64_t to) {
   while (from < to) {
@@ -58,6 +41,20 @@ int read_exactly(int fd, void* to, uint64_t bytes, uint64_t offset) {
     bytes -= static_cast<uint64_t>(n);
   }
   return 0;
+}
+
+void write_again(std::byte* base, uint64_t bytes) {
+  for (uint64_t at = 0; at < bytes; at += layout::kPage) {
+    auto* byte = reinterpret_cast<volatile unsigned char*>(base + at);
+    *byte = *byte;
+  }
+}
+
+std::string sync_failed(int os_error, const std::string& path) {
+  return text(
+      "a sync of '", path, "' failed: ", std::strerror(os_error),
+      "\n  state: the pool takes no batch any more; what was durable before still is\n  do:  "
+      "  look at the medium and the kernel's log, then open the pool again; it recovers");
 }
 
 }  // namespace tcxl

@@ -301,9 +301,10 @@ bool JournalFile::read(void* data, uint64_t count, uint64_t offset) const {
 
 void JournalFile::sync() {
   crash_point("journal: sync");
-  if (const int error = sync_data(fd_.get()); error != 0) {
+  if (sync_file_data(fd_.get()) != 0) {
+    const int error = errno;
     store_.distrust();
-    fail_os(error, text("a sync of '", path_, "' failed"));
+    throw Error(ErrorKind::kOs, sync_failed(error, path_), error);
   }
   crash_point("journal: synced");
 }

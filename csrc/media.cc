@@ -128,6 +128,23 @@ int sync_file(int fd) {
   return result;
 }
 
+int sync_file_data(int fd) {
+  recording::sync_begin(fd);
+  int result = ::fdatasync(fd);
+  while (result != 0 && errno == EINTR) result = ::fdatasync(fd);
+  if (result == 0) recording::sync_end(fd);
+  return result;
+}
+
+int sync_mapped(void* p, uint64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(p) / layout::kPage * layout::kPage;
+  const uint64_t length = reinterpret_cast<uintptr_t>(p) + bytes - begin;
+  auto* page = reinterpret_cast<void*>(begin);
+  int result = ::msync(page, length, MS_SYNC);
+  while (result != 0 && errno == EINTR) result = ::msync(page, length, MS_SYNC);
+  return result;
+}
+
 namespace {
 
 struct FileSystem {
@@ -289,13 +306,6 @@ void Span::grow(uint64_t bytes, bool sparse) {
     }
   }
   map_tail(bytes_, bytes);
-}
-
-void Span::dirty() const {
-  for (uint64_t at = 0; at < bytes_ && !is_private_; at += layout::kPage) {
-    auto* byte = reinterpret_cast<volatile unsigned char*>(base_ + at);
-    *byte = *byte;
-  }
 }
 
 uint64_t Span::page_bytes() const {

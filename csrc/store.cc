@@ -271,8 +271,8 @@ void Store::create(bool is_leftover) {
   write_geometry(geometry_);
   mark_open();
   if (durability_ == DurabilityLevel::kPower && options_.device.empty()) {
-    if (sync_file(log_fd_.get()) != 0 || sync_file(data_fd_.get()) != 0)
-      fail_os(errno, "cannot sync the pool's files");
+    if (sync_file(log_fd_.get()) != 0) fail_sync(errno, "/log");
+    if (sync_file(data_fd_.get()) != 0) fail_sync(errno, "/data");
     if (!has_fault(Fault::kNoFolderSync)) sync_folder(options_.path);
     if (!has_fault(Fault::kNoParentSync))
       sync_folder(options_.path + "/..");  // the pool itself is an entry there
@@ -315,16 +315,14 @@ void Store::mark_open() {
   // The flag guards against a restart, so it must reach the medium before the first change does:
   // its page alone, since after a kill the whole log may wait to be written.
   if (medium_.kind != MediumKind::kBlock) return;
-  if (const int error = sync_mapped(log_.base() + kSession, kPage); error != 0)
-    fail_sync(error, log_.path());
+  if (sync_mapped(log_.base() + kSession, kPage) != 0) fail_sync(errno, "/log");
 }
 
 void Store::sync_all() {
   check_alive();
   if (medium_.kind != MediumKind::kBlock) return;
-  if (const int error = sync_data(data_fd_.get()); error != 0)
-    fail_sync(error, options_.path + "/data");
-  if (const int error = sync_data(log_fd_.get()); error != 0) fail_sync(error, log_.path());
+  if (sync_file_data(data_fd_.get()) != 0) fail_sync(errno, "/data");
+  if (sync_file_data(log_fd_.get()) != 0) fail_sync(errno, "/log");
 }
 
 void Store::distrust() const {
@@ -334,20 +332,17 @@ void Store::distrust() const {
   s->crc = checksum(*s);
 }
 
-void Store::fail_sync(int error, const std::string& file) {
-  const std::string what = text("a sync of '", file, "' failed: ", std::strerror(error));
+void Store::fail_sync(int error, const char* name) {
+  const std::string what = sync_failed(error, options_.path + name);
   distrust();
-  poison(what);
-  throw Error(ErrorKind::kOs,
-              text(what, "\n  state: pool '", options_.path,
-                   "' takes no batch any more; what was durable before still is\n  do:    look at "
-                   "the medium and the kernel's log, then open the pool again; it recovers"),
-              error);
+  poison(what.substr(0, what.find('\n')));
+  throw Error(ErrorKind::kOs, what, error);
 }
 
-void Store::make_durable(const void* p, uint64_t bytes) {
+void Store::make_durable(void* p, uint64_t bytes) {
   if (!has_journal() || bytes == 0) return;
-  if (const int error = sync_mapped(p, bytes); error != 0) fail_sync(error, log_.path());
+  // Of a shared mapping msync writes and syncs the file's range, and that alone.
+  if (sync_mapped(p, bytes) != 0) fail_sync(errno, "/log");
 }
 
 void Store::mark_clean() {

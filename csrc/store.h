@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "file_calls.h"
 #include "kernels.h"
 #include "layout.h"
 #include "media.h"
@@ -75,10 +76,10 @@ class Store {
   void unlock();      // closed: others may open it, though views keep this object alive
   void sync_all();
   // Level power on an ordinary file: the bytes are durable on return. Else nothing.
-  void make_durable(const void* p, uint64_t bytes);
+  void make_durable(void* p, uint64_t bytes);
   // A sync failed: the next opening must take nothing for durable because the kernel says so.
   void distrust() const;
-  [[noreturn]] void fail_sync(int error, const std::string& file);  // distrusts and poisons
+  [[noreturn]] void fail_sync(int error, const char* name);  // distrusts and poisons
   void poison(const std::string& why);  // no store any more; reopen and recover
   bool is_poisoned() const;
   void check_alive() const;
@@ -108,9 +109,9 @@ class Store {
   bool had_failed_sync() const { return had_failed_sync_; }
   // Has all of both files written again. What the kernel kept of them in memory is newer than what
   // is on the medium, though it may call it clean.
-  void dirty() const {
-    log_.dirty();
-    data_.dirty();
+  void write_all_again() const {
+    write_again(log_.base(), log_.bytes());
+    write_again(data_.base(), data_.bytes());
   }
   const std::string& creation_note() const { return creation_note_; }
   uint64_t max_life() const { return slot_ ? slot_->life : 0; }

@@ -178,10 +178,8 @@ size_t Store::add_table(const TableRecord& record) {
 
 void Store::commit_tables() {
   if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
-      sync_file(data_fd_.get()) != 0) {
-    const int error = errno;
-    fail_sync(error, options_.path + "/data");
-  }
+      sync_file(data_fd_.get()) != 0)
+    fail_sync(errno, "/data");
   write_geometry(geometry_);
 }
 
@@ -198,10 +196,8 @@ void Store::write_geometry(GeometryHeader next) {
   next.crc = crc32c(crc_of(&next, sizeof next), records, tables_.size() * sizeof(TableRecord));
   // The files' new sizes first; then this copy. The other one stands until it is whole.
   if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
-      !has_fault(Fault::kNoSizeSync) && sync_file(log_fd_.get()) != 0) {
-    const int error = errno;
-    fail_sync(error, log_.path());
-  }
+      !has_fault(Fault::kNoSizeSync) && sync_file(log_fd_.get()) != 0)
+    fail_sync(errno, "/log");
   // One checksum covers header and records: a torn write leaves this copy invalid and the other one
   // newest.
   *log_.at<GeometryHeader>(offset) = next;
