@@ -137,14 +137,7 @@ class Pool:
             assume_reboot=_assume_reboot,
             sparse=_medium == "sparse",
         )
-        try:
-            found = self._core.recover(resume == "exact")
-        except BaseException as error:
-            was_created = self._core.facts()["was_created"]
-            self._core.close(False)  # the error's traceback keeps this object alive, not the lock
-            if was_created and isinstance(error, TrainingCXLError | OSError):
-                self._remove_created()
-            raise
+        found = self._recover(is_exact=resume == "exact")
         facts = self._core.facts()
         self.uuid: str = facts["uuid"]
         self.medium: str = facts["medium"]
@@ -183,6 +176,17 @@ class Pool:
             raise  # whoever has it may be creating it right now
         except (TrainingCXLError, OSError):
             if not read_only:
+                self._remove_created()
+            raise
+
+    def _recover(self, *, is_exact: bool) -> dict[str, Any]:
+        """Finds the recovery point; the end of the creation, where there was none."""
+        try:
+            return self._core.recover(is_exact)
+        except BaseException as error:
+            was_created = self._core.facts()["was_created"]
+            self._core.close(False)  # the error's traceback keeps this object alive, not the lock
+            if was_created and isinstance(error, TrainingCXLError | OSError):
                 self._remove_created()
             raise
 
