@@ -59,10 +59,15 @@ class CorePool {
   void sync() {
     check_owner();
     store_.check_alive();
-    if (journal_ && store_.slot()) {
-      journal_->wait_durable();
-    } else {
-      store_.sync_all();
+    try {
+      if (journal_ && store_.slot()) {
+        journal_->wait_durable();
+      } else {
+        store_.sync_all();
+      }
+    } catch (const Error&) {
+      store_.note_told();
+      throw;
     }
   }
   RecoveryReport recover(bool exact) {

@@ -119,6 +119,7 @@ void Engine::fail_damaged_row(const Table& table, uint64_t row) {
   const std::string what =
       text("row ", row, " of table '", table.name, "' is damaged: its checksum is of other bytes");
   store_.poison(what);
+  store_.note_told();
   fail(ErrorKind::kCorrupted, what, "\n  where: '", store_.data().path(), "', byte ",
        table.record.weight_offset + row * table.record.dim * sizeof(float), "\n  state: batch ",
        committed_ + 1,

@@ -176,6 +176,7 @@ void Engine::drop_announced() {
 
 void Engine::check_background() const {
   if (background_error_.empty()) return;
+  store_.note_told();
   fail(
       ErrorKind::kPool, "pool '", store_.path(),
       "' cannot be used any more: its log writer stopped: ", background_error_, "\n  state: batch ",

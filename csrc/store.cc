@@ -325,20 +325,6 @@ void Store::sync_all() {
   if (sync_file_data(log_fd_.get()) != 0) fail_sync(errno, "/log");
 }
 
-void Store::distrust() const {
-  auto* s = log_.at<Session>(kSession);
-  s->clean = 0;
-  s->sync_failed = 1;
-  s->crc = checksum(*s);
-}
-
-void Store::fail_sync(int error, const char* name) {
-  const std::string what = sync_failed(error, options_.path + name);
-  distrust();
-  poison(what.substr(0, what.find('\n')));
-  throw Error(ErrorKind::kOs, what, error);
-}
-
 void Store::make_durable(void* p, uint64_t bytes) {
   if (!has_journal() || bytes == 0) return;
   // Of a shared mapping msync writes and syncs the file's range, and that alone.
@@ -354,27 +340,6 @@ void Store::mark_clean() {
   *s = next;
   persistence_.persist(s, sizeof next);
   sync_all();
-}
-
-void Store::poison(const std::string& why) {
-  const std::lock_guard lock(poison_mutex_);
-  if (poisoned_.empty()) poisoned_ = why;
-}
-
-bool Store::is_poisoned() const {
-  const std::lock_guard lock(poison_mutex_);
-  return !poisoned_.empty();
-}
-
-void Store::check_alive() const {
-  if (options_.read_only) fail(ErrorKind::kPool, "pool '", options_.path, "' is open read only");
-  const std::lock_guard lock(poison_mutex_);
-  if (!poisoned_.empty()) {
-    fail(
-        ErrorKind::kPool, "pool '", options_.path, "' cannot be used any more: ", poisoned_,
-        "\n  state: what was durable before still is\n  do:    look at the medium and the kernel's "
-        "log, then open the pool again; it recovers");
-  }
 }
 
 std::string Store::uuid_text() const {

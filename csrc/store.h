@@ -82,6 +82,8 @@ class Store {
   [[noreturn]] void fail_sync(int error, const char* name);  // distrusts and poisons
   void poison(const std::string& why);  // no store any more; reopen and recover
   bool is_poisoned() const;
+  void note_told() const;  // the trainer has seen an error of it
+  bool is_poison_told() const;
   void check_alive() const;
 
   Span& log() { return log_; }
@@ -156,6 +158,7 @@ class Store {
   uint64_t device_bytes_ = 0;        // DAX device: log window first, data window behind it
   mutable std::mutex poison_mutex_;  // threads that write poison, all check
   std::string poisoned_;
+  mutable bool is_told_ = false;
   std::string creation_note_;
   int lock_slot_ = -1;
 };

@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -206,9 +207,17 @@ def _fail_sync(
     path = f"{folder}/broken.pool"
     report: dict[str, Any] = {}
     training = Training(path, level)
+    if at == "background":
+        training.train(20)
+        training.run.sync()
     number = faults.add(**rule)
     with kept(report):
-        training.train(watch=lambda t: t.run.sync() if at == "sync" else None)
+        if at == "background":
+            training.train(21)
+            while not faults.seen(number):
+                time.sleep(0.001)
+        else:
+            training.train(watch=lambda t: t.run.sync() if at == "sync" else None)
         training.pool.close()
     if "error" not in report:
         return {"calls": faults.seen(number)}

@@ -56,7 +56,19 @@ def test_failed_sync_of_a_journalled_pool(
     assert report["calls_after"] == 0
     assert report["commits_after"] == 0
     assert "Input/output error" in report["next"]["error"]
-    assert "Input/output error" in report["close"]["error"]
+    assert not report["clean"]
+    assert report["inspected"] <= report["durable"] <= report["found"], report
+    _is_undisturbed(report)
+
+
+def test_failed_sync_that_nobody_was_told_of(ask_faulty: Any, tmpfs_folder: Path) -> None:
+    """The last batch's sync fails in the background: the close says so."""
+    rule = {"call": "fdatasync", "file": "/journal"}
+    report = ask_faulty(
+        "failed_sync", folder=str(tmpfs_folder), level="power", rule=rule, at="background"
+    )
+    _says(report, "broken.pool/journal", "Input/output error")
+    assert report["calls_after"] == 0
     assert not report["clean"]
     assert report["inspected"] <= report["durable"] <= report["found"], report
     _is_undisturbed(report)
