@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -81,6 +82,7 @@ nb::dict facts_dict(CorePool& pool) {
   d["was_created"] = store.was_created();
   d["was_clean"] = store.was_clean();
   d["creation_note"] = store.creation_note();
+  d["had_failed_sync"] = store.had_failed_sync();
   d["has_journal"] = store.has_journal();
   d["needs_journal"] = store.needs_journal();
   return d;
@@ -156,7 +158,7 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 void bind_evidence(nb::class_<CorePool>& pool) {
-  // The three below look at the bytes alone: they serve `inspect`, which never recovers.
+  // The four below look at the bytes alone: they serve `inspect`, which never recovers.
   pool.def("newest_dense_batch", [](CorePool& self) -> std::optional<uint64_t> {
     const auto generation = self.evidence();
     return generation ? std::optional(generation->header.batch) : std::nullopt;
@@ -164,6 +166,11 @@ void bind_evidence(nb::class_<CorePool>& pool) {
   pool.def("horizon_batches", [](CorePool& self) -> uint64_t {
     const auto generation = self.evidence();
     return generation ? self.store().slot()->batch - generation->header.batch : 0;
+  });
+  pool.def("journal_durable", [](CorePool& self) -> std::optional<uint64_t> {
+    const std::string path = self.store().path() + "/journal";
+    if (::access(path.c_str(), F_OK) != 0) return std::nullopt;
+    return newest_durable(JournalFile(self.store()));
   });
   pool.def("log_bytes_live", [](CorePool& self) -> uint64_t {
     const auto generation = self.evidence();

@@ -58,13 +58,20 @@ class CorePool {
   // Everything committed is on the medium as durably as it can be.
   void sync() {
     check_owner();
-    if (journal_ && store_.slot()) {
-      journal_->wait_durable();
-    } else {
-      store_.sync_all();
+    store_.check_alive();
+    try {
+      if (journal_ && store_.slot()) {
+        journal_->wait_durable();
+      } else {
+        store_.sync_all();
+      }
+    } catch (const Error&) {
+      store_.note_told();
+      throw;
     }
   }
   RecoveryReport recover(bool exact) {
+    if (store_.had_failed_sync() && !store_.is_read_only()) store_.write_all_again();
     if (store_.needs_journal()) {
       const JournalFile file(store_);
       if (file.slot()) {
@@ -111,10 +118,10 @@ class CorePool {
     engine_.reset();
     journal_.reset();
     try {
-      // What poisoned it has been told; the next opening recovers.
-      if (is_clean && !store_.is_read_only() && !store_.is_poisoned()) store_.mark_clean();
+      // An error that was raised is not raised again; the next opening recovers.
+      if (is_clean && !store_.is_read_only() && !store_.is_poison_told()) store_.mark_clean();
     } catch (const Error&) {
-      store_.unlock();
+      store_.unlock();  // whatever still holds this object: the way out is to open the pool again
       throw;
     }
     store_.unlock();

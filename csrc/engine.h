@@ -174,6 +174,8 @@ class Engine {
   void background_dense(Lock& lock);
   bool may_write_dense() const;
   void check_background() const;
+  // The background thread has ended by an error: nothing it was to do will be done.
+  bool has_stopped() const { return !background_error_.empty(); }
 
   Store& store_;
   UndoLog& undo_;

@@ -37,8 +37,9 @@ void Engine::wait_for_generation(Lock& lock) {
   const Stopwatch watch;
   changed_.wait(lock, [&] {
     const uint64_t newest = dense_.newest() ? dense_.newest()->header.batch : 0;
-    return !dense_.is_writing() || newest + 2 * dense_every_ > committed_ + 1;
+    return !dense_.is_writing() || newest + 2 * dense_every_ > committed_ + 1 || has_stopped();
   });
+  check_background();
   stats_.dense_wait_ns += watch.ns();
 }
 
@@ -118,6 +119,7 @@ void Engine::fail_damaged_row(const Table& table, uint64_t row) {
   const std::string what =
       text("row ", row, " of table '", table.name, "' is damaged: its checksum is of other bytes");
   store_.poison(what);
+  store_.note_told();
   fail(ErrorKind::kCorrupted, what, "\n  where: '", store_.data().path(), "', byte ",
        table.record.weight_offset + row * table.record.dim * sizeof(float), "\n  state: batch ",
        committed_ + 1,

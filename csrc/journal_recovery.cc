@@ -171,6 +171,26 @@ RecoveryReport recover_from_journal(Store& store, UndoLog& undo, DenseLog& dense
   return report;
 }
 
+std::optional<uint64_t> newest_durable(const JournalFile& file) {
+  if (!file.slot()) return std::nullopt;
+  const JournalSlot& slot = *file.slot();
+  std::vector<std::pair<uint64_t, uint64_t>> commits;  // lsn, batch
+  uint64_t at = slot.head, travelled = 0, acked = 0;
+  JournalHeader h;
+  for (uint64_t lsn = slot.first_lsn; travelled < slot.ring_bytes; ++lsn) {
+    if (at >= slot.ring_bytes) at = 0;
+    const uint64_t room = std::min(slot.ring_bytes - at, slot.ring_bytes - travelled);
+    if (!file.read_header(slot.ring_offset + at, room, lsn, slot.life, h)) break;
+    if (h.kind == static_cast<uint64_t>(JournalKind::kBatch)) commits.emplace_back(lsn, h.batch);
+    acked = std::max(acked, h.acked_lsn);
+    at += h.bytes;
+    travelled += h.bytes;
+  }
+  uint64_t durable = slot.base;
+  for (const auto& [lsn, batch] : commits) durable = lsn <= acked ? batch : durable;
+  return durable;
+}
+
 void verify_journal(const Store& store, std::vector<Damage>& found) {
   if (!store.has_journal()) return;
   try {

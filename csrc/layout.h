@@ -78,9 +78,9 @@ static_assert(sizeof(Superblock) == 128);
 // Whether the last writer closed the pool, and under which boot of the kernel it was opened.
 struct Session {
   uint64_t magic;
-  uint32_t clean;  // 1: closed; every byte of the pool was synced
-  uint32_t reserved;
-  char boot_id[40];  // /proc/sys/kernel/random/boot_id, zero padded
+  uint32_t clean;        // 1: closed; every byte of the pool was synced
+  uint32_t sync_failed;  // 1: since then the kernel may call pages written that are not
+  char boot_id[40];      // /proc/sys/kernel/random/boot_id, zero padded
   uint32_t reserved2;
   uint32_t crc;
 };

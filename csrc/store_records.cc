@@ -178,10 +178,8 @@ size_t Store::add_table(const TableRecord& record) {
 
 void Store::commit_tables() {
   if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
-      sync_file(data_fd_.get()) != 0) {
-    poison("fsync of the tables failed");
-    fail_os(errno, "cannot sync the pool's tables");
-  }
+      sync_file(data_fd_.get()) != 0)
+    fail_sync(errno, "/data");
   write_geometry(geometry_);
 }
 
@@ -198,11 +196,8 @@ void Store::write_geometry(GeometryHeader next) {
   next.crc = crc32c(crc_of(&next, sizeof next), records, tables_.size() * sizeof(TableRecord));
   // The files' new sizes first; then this copy. The other one stands until it is whole.
   if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
-      !has_fault(Fault::kNoSizeSync) && sync_file(log_fd_.get()) != 0) {
-    const int error = errno;
-    poison("a sync of the log failed");
-    fail_os(error, "cannot sync the pool's log");
-  }
+      !has_fault(Fault::kNoSizeSync) && sync_file(log_fd_.get()) != 0)
+    fail_sync(errno, "/log");
   // One checksum covers header and records: a torn write leaves this copy invalid and the other one
   // newest.
   *log_.at<GeometryHeader>(offset) = next;

@@ -42,7 +42,12 @@ def inspect(path: str | os.PathLike[str], *, digest: bool = False) -> dict[str, 
     slot = core.slot()
     record = json.loads(slot["resume"]) if slot else {}
     committed = slot["batch"] if slot else None
-    survives = facts["durability"] == "power" or (facts["was_clean"] and facts["medium"] != "tmpfs")
+    durable: int | None = None
+    if facts["durability"] == "power":
+        is_behind = not facts["was_clean"] and (Path(path) / "journal").exists()
+        durable = core.journal_durable() if is_behind else committed
+    elif facts["was_clean"] and facts["medium"] != "tmpfs":
+        durable = committed
     result: dict[str, Any] = {
         "path": str(path),
         "uuid": facts["uuid"],
@@ -52,7 +57,7 @@ def inspect(path: str | os.PathLike[str], *, digest: bool = False) -> dict[str, 
         "durability": facts["durability"],
         "clean": facts["was_clean"],
         "committed_batch": committed,
-        "durable_batch": committed if survives else None,
+        "durable_batch": durable,
         "dense_batch": core.newest_dense_batch(),
         "epoch": record.get("epoch"),
         "position": record.get("batch"),

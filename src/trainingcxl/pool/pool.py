@@ -137,11 +137,7 @@ class Pool:
             assume_reboot=_assume_reboot,
             sparse=_medium == "sparse",
         )
-        try:
-            found = self._core.recover(resume == "exact")
-        except BaseException:
-            self._core.close(False)  # the error's traceback keeps this object alive, not the lock
-            raise
+        found = self._recover(is_exact=resume == "exact")
         facts = self._core.facts()
         self.uuid: str = facts["uuid"]
         self.medium: str = facts["medium"]
@@ -172,16 +168,30 @@ class Pool:
 
     def _open(self, *, read_only: bool, **options: Any) -> "_core.Pool":
         """Opens the files; a pool that cannot be created leaves nothing behind."""
-        is_new_folder = not self.path.exists()
-        not_ours = [name for name in _FILES if (self.path / name).exists()]
+        self._is_new_folder = not self.path.exists()
+        self._not_ours = [name for name in _FILES if (self.path / name).exists()]
         try:
             return _core.Pool(path=str(self.path), read_only=read_only, unlocked=False, **options)
         except PoolLocked:
             raise  # whoever has it may be creating it right now
         except (TrainingCXLError, OSError):
             if not read_only:
-                _remove_empty_pool(self.path, keep=not_ours, remove_folder=is_new_folder)
+                self._remove_created()
             raise
+
+    def _recover(self, *, is_exact: bool) -> dict[str, Any]:
+        """Finds the recovery point; the end of the creation, where there was none."""
+        try:
+            return self._core.recover(is_exact)
+        except BaseException as error:
+            was_created = self._core.facts()["was_created"]
+            self._core.close(False)  # the error's traceback keeps this object alive, not the lock
+            if was_created and isinstance(error, TrainingCXLError | OSError):
+                self._remove_created()
+            raise
+
+    def _remove_created(self) -> None:
+        _remove_empty_pool(self.path, keep=self._not_ours, remove_folder=self._is_new_folder)
 
     @property
     def core(self) -> "_core.Pool":
@@ -450,6 +460,11 @@ def _report(found: Mapping[str, Any], seconds: float) -> RecoveryReport:
 def _notices(found: Mapping[str, Any]) -> list[str]:
     """What a user should know about this medium, and about how the pool was found."""
     notices = [found["creation_note"]] if found["creation_note"] else []
+    if found["had_failed_sync"]:
+        notices.append(
+            "a sync failed when this pool was open last: all of it is written again now; look at "
+            "the medium and the kernel's log"
+        )
     system = found["file_system"]
     if found["is_network"]:
         notices.append(
