@@ -11,6 +11,8 @@ mount -t sysfs sys /sys
 mount -t devtmpfs dev /dev
 mkdir -p /tmp /run /mnt /etc
 mount -t tmpfs tmp /tmp
+mkdir /tmp/ready
+export ready=/tmp/ready
 
 stop() {
   echo "@all stopped $1"
@@ -74,12 +76,12 @@ machine() { # name
 
 for module in $(cat /modules/order); do insmod "/modules/$module.ko"; done
 echo "@all booted $(cut -d' ' -f1 /proc/uptime)"
-# The host's Python, through its root, opens a pool on persistent memory that was just closed.
+# The host's Python, through its root, opens pools on persistent memory that were just closed.
 smoke_test() {
   mount -t 9p -o trans=virtio,version=9p2000.L,msize=524288,cache=loose,ro root /r || return 1
   for folder in /dev /proc /sys /tmp; do mount -o bind $folder /r$folder; done
-  mount -o bind /mnt/nvdimm-ext4 /r/mnt || return 1
-  chroot /r "$python" "$smoke" /mnt/test.pool
+  mount -o rbind /mnt /r/mnt || return 1
+  chroot /r "$python" "$smoke" /mnt
 }
 
 for name in $(echo "$machines" | tr , ' '); do machine "$name" & done

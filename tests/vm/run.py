@@ -156,7 +156,7 @@ class Rig:
 
 def smoke_arguments(args: argparse.Namespace) -> str:
     """What the guest needs to run this Python through the shared root; empty: not wanted."""
-    if args.no_python or "nvdimm-ext4" not in args.machines:
+    if args.no_python or args.control or not {"nvdimm-ext4", "nvdimm-devdax"} <= set(args.machines):
         return ""
     return f"python={sys.executable} smoke={guest.HERE / 'guest_smoke.py'}"
 
@@ -181,11 +181,15 @@ def rig(args: argparse.Namespace) -> int:
         print(json.dumps(tally.line(seconds)), flush=True)
         for mismatch in tally.mismatches:
             print(f"vm: {tally.name}: {mismatch}", file=sys.stderr)
+    if args.control:
+        found = [tally.name for tally in lives.tallies.values() if tally.mismatches]
+        print(json.dumps({"rig": "vm", "control": args.control, "found": found}), flush=True)
+        return int(not found)
     bad = sum(len(tally.mismatches) for tally in lives.tallies.values())
     if python:
-        found = result or {"error": "no result"}
-        print(json.dumps({"rig": "vm", "machine": "python", **found}), flush=True)
-        bad += "error" in found
+        answer = result or {"error": "no result"}
+        print(json.dumps({"rig": "vm", "machine": "python", **answer}), flush=True)
+        bad += "error" in answer
     if bad:
         print(f"vm: consoles are in {lives.folder}", file=sys.stderr)
     else:

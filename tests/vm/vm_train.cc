@@ -2,7 +2,7 @@
 // it, compares it bit for bit with a training in plain memory, trains on, and says on standard
 // output which batch is durable. Whoever reads that may stop the machine at any moment.
 //
-//   vm_train NAME POOL LIFE BATCHES [DEVICE]          (environment: control=early)
+//   vm_train NAME POOL LIFE BATCHES [DEVICE]          (environment: control=early, ready=FOLDER)
 //
 // Lines are "@NAME opening exact|latest", "@NAME opened {...}", "@NAME durable BATCH DENSE" and
 // "@NAME done {...}". LIFE varies what can be chosen in a pool; BATCHES: end in order after so
@@ -11,15 +11,19 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
+#include <thread>
 
 #include "core_pool.h"
 #include "trainer.h"
@@ -63,6 +67,23 @@ bool is_map_sync(const std::byte* base) {
       return (line + " ").find(" sf ") != std::string::npos;
   }
   return false;
+}
+
+// Until every program of the guest has opened its pool: one that is fast would else train thousands
+// of batches, which every later life trains again in plain memory. One that failed does not count.
+void wait_for_others(const Arguments& arguments) {
+  const char* folder = std::getenv("ready");
+  const char* all = std::getenv("machines");
+  if (folder == nullptr || all == nullptr) return;
+  std::ofstream(std::string(folder) + "/" + arguments.name).put('1');
+  const std::string machines = all;
+  const auto wanted = 1 + std::count(machines.begin(), machines.end(), ',');
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(90);
+  while (std::chrono::steady_clock::now() < limit) {
+    std::filesystem::directory_iterator files(folder);
+    if (std::distance(begin(files), end(files)) >= wanted) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
 }
 
 class Training {
@@ -296,6 +317,7 @@ int main(int count, char** given) {
   try {
     Training training(arguments);
     if (!training.open()) return 1;
+    wait_for_others(arguments);
     training.train();
     return training.close() ? 0 : 1;
   } catch (const std::exception& error) {
