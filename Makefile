@@ -14,7 +14,7 @@ export PYTHON TORCH
 
 # Puts the tools of .venv first for one command only: set-up itself must see the system's Python.
 in_venv := PATH="$(CURDIR)/.venv/bin:$$PATH"
-cpp_files = $$(git ls-files --cached --others --exclude-standard 'csrc/*' 'tests/native/*' 'tests/fuzz/*' | grep -E '\.(cc|h)$$')
+cpp_files = $$(git ls-files --cached --others --exclude-standard 'csrc/*' 'tests/native/*' 'tests/fuzz/*' 'tests/vm/*' | grep -E '\.(cc|h)$$')
 
 .PHONY: help
 help: ## list the targets
@@ -79,6 +79,10 @@ crash-images: set-up ## power failures of persistent memory, tried: some minutes
 	@$(in_venv) bash tools/fault_build.sh
 	@$(in_venv) python tests/crash/crash_images.py $(ARGS)
 	@$(in_venv) python tests/crash/crash_images.py --modes '' --faults build/faults/_core*.so $(ARGS)
+
+.PHONY: crash-vm
+crash-vm: set-up ## power cuts of a virtual machine with persistent memory: 10 to 20 minutes
+	@$(in_venv) python tests/vm/run.py $(ARGS)
 
 .PHONY: torture
 torture: set-up ## kill a small training on this disk for a minute; ARGS='--minutes 30'

@@ -175,10 +175,9 @@ constexpr FileSystem kFileSystems[] = {
 };
 
 // MAP_SYNC is refused unless the kernel can promise that user-space flushes alone make stores
-// durable.
+// durable. Readers ask, too: to write must not be part of the question.
 bool has_map_sync(int fd) {
-  void* p =
-      ::mmap(nullptr, layout::kPage, PROT_READ | PROT_WRITE, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
+  void* p = ::mmap(nullptr, layout::kPage, PROT_READ, MAP_SHARED_VALIDATE | MAP_SYNC, fd, 0);
   if (p == MAP_FAILED) return false;
   ::munmap(p, layout::kPage);
   return true;
@@ -275,14 +274,25 @@ void Span::map_tail(uint64_t from, uint64_t to) {
   const bool dax = medium_.kind == MediumKind::kDevDax ||
                    (medium_.kind == MediumKind::kFsDax && medium_.file_system != "tmpfs");
   if (dax && !is_private_) flags = MAP_FIXED | MAP_SHARED_VALIDATE | MAP_SYNC;
-  void* p = ::mmap(base_ + from, to - from, PROT_READ | PROT_WRITE, flags, fd_,
-                   static_cast<off_t>(file_offset_ + from));
+  if (is_device_view()) flags = MAP_FIXED | MAP_SHARED;
+  void* p = ::mmap(base_ + from, to - from, is_device_view() ? PROT_READ : PROT_READ | PROT_WRITE,
+                   flags, fd_, static_cast<off_t>(file_offset_ + from));
   if (p == MAP_FAILED) fail_os(errno, text("cannot map '", path_, "' up to byte ", to));
   // A forked child (data-loader worker) must neither write to the pool nor keep it alive.
   ::madvise(base_ + from, to - from, MADV_DONTFORK);
   bytes_ = to;
   explain_bus_errors(base_, bytes_, file_offset_, path_);
   if (!is_private_) recording::map(path_, fd_, base_, bytes_);
+}
+
+void Span::make_private() {
+  if (!is_device_view() || bytes_ == 0) return;
+  void* copy = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (copy == MAP_FAILED) fail_os(errno, text("no memory for a copy of '", path_, "'"));
+  std::memcpy(copy, base_, bytes_);
+  if (::mremap(copy, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, base_) == MAP_FAILED)
+    fail_os(errno, text("cannot map a copy of '", path_, "'"));
 }
 
 void Span::grow(uint64_t bytes, bool sparse) {

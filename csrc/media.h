@@ -63,6 +63,9 @@ class Span {
   // size.
   void grow(uint64_t bytes, bool sparse);
   void unmap();
+  // Before a reader changes its mapping: a DAX device has no private mappings, it is only viewed
+  // until then, and a copy in memory takes its place here. Nothing on other media.
+  void make_private();
   void forget();  // leaves the address space as it is: in a forked child it is no longer ours
 
   std::byte* base() const { return base_; }
@@ -77,6 +80,7 @@ class Span {
 
  private:
   void map_tail(uint64_t from, uint64_t to);
+  bool is_device_view() const { return is_private_ && medium_.kind == MediumKind::kDevDax; }
   int fd_ = -1;
   uint64_t file_offset_ = 0;
   std::byte* base_ = nullptr;

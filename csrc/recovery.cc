@@ -116,6 +116,7 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
     begun.rolling_back = 1;
     store.write_slot(begun, store.read_resume(slot));
   }
+  if (store.is_read_only() && !frames.empty()) store.data().make_private();
   if (!has_fault(Fault::kRecoverySlotFirst)) undo_frames(undo, frames, report);
   dense.set_newest(*generation);
   if (store.is_read_only() || is_in_order) return report;
