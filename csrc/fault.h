@@ -44,6 +44,29 @@ enum class Fault : unsigned {
   kRecoveryWithoutRollingBack,
   kRecoverySameLife,
   kRecoveryStaysClean,
+  // journal: syncs
+  kJournalNoSync,
+  kJournalNoSlotSync,
+  kJournalNoGrowSync,
+  kJournalNoDenseSync,
+  kJournalNoSessionSync,
+  kJournalNoFolderSync,
+  // journal: order and contents
+  kJournalBitsKept,
+  kJournalNoReannounce,
+  kJournalNoPreviousWait,
+  kJournalCutBeforeTables,
+  kJournalCutBeforeDense,
+  kJournalRingOverrun,
+  kJournalReleaseFirst,
+  kJournalDenseOverNeeded,
+  kJournalSharedSector,
+  kJournalNoIdInCrc,
+  kJournalNoLife,
+  // journal: recovery
+  kJournalRedoBeyondPoint,
+  kJournalPreviousAlways,
+  kJournalResetBeforeSync,
   kCount,
 };
 

@@ -125,6 +125,23 @@ int sync_file(int fd) {
   return result;
 }
 
+int sync_file_data(int fd) {
+  recording::sync_begin(fd);
+  const int result = ::fdatasync(fd);
+  if (result == 0) recording::sync_end(fd);
+  return result;
+}
+
+int sync_mapped(void* p, uint64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(p) / layout::kPage * layout::kPage;
+  const uint64_t length = reinterpret_cast<uintptr_t>(p) + bytes - begin;
+  auto* page = reinterpret_cast<void*>(begin);
+  recording::sync_begin(page, layout::round_up(length, layout::kPage));
+  const int result = ::msync(page, length, MS_SYNC);
+  if (result == 0) recording::sync_end(page);
+  return result;
+}
+
 namespace {
 
 struct FileSystem {

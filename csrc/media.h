@@ -118,6 +118,9 @@ uint64_t file_bytes(int fd);
 void sync_folder(const std::string& folder);
 // fsync; its result.
 int sync_file(int fd);
+// fdatasync, and msync of mapped bytes from the page of `p` on; they return what the call does.
+int sync_file_data(int fd);
+int sync_mapped(void* p, uint64_t bytes);
 [[noreturn]] void fail_os(int os_error, const std::string& what);
 // A file could not be given `missing` more bytes, `all` in total. kFull with path, needed and free
 // bytes where that is the reason.

@@ -262,6 +262,8 @@ void Store::create(bool is_leftover) {
     for (const uint64_t offset : {kSuperblockB, kSuperblockA}) {
       *log_.at<Superblock>(offset) = s;
       persistence_.persist(log_.at<Superblock>(offset), sizeof s);
+      // One is whole before the other begins: a torn copy alone would look like damage.
+      make_durable(log_.at<Superblock>(offset), sizeof s);
     }
   };
   if (has_fault(Fault::kNoSuperblockOrder)) write_superblocks();
@@ -312,26 +314,25 @@ void Store::mark_open() {
   persistence_.persist(log_.at<Session>(kSession), sizeof s);
   // The flag guards against a restart, so it must reach the medium before the first change does:
   // its page alone, since after a kill the whole log may wait to be written.
-  if (medium_.kind == MediumKind::kBlock && ::msync(log_.base() + kSession, kPage, MS_SYNC) != 0)
+  if (medium_.kind == MediumKind::kBlock && !has_fault(Fault::kJournalNoSessionSync) &&
+      sync_mapped(log_.base() + kSession, kPage) != 0)
     fail_os(errno, text("cannot sync '", log_.path(), "'"));
 }
 
 void Store::sync_all() {
   check_alive();
   if (medium_.kind != MediumKind::kBlock) return;
-  if (::fdatasync(data_fd_.get()) != 0 || ::fdatasync(log_fd_.get()) != 0) {
+  if (sync_file_data(data_fd_.get()) != 0 || sync_file_data(log_fd_.get()) != 0) {
     const int error = errno;
     poison("a sync of the pool's files failed");
     fail_os(error, text("cannot sync pool '", options_.path, "'; open it again to recover"));
   }
 }
 
-void Store::make_durable(const void* p, uint64_t bytes) {
+void Store::make_durable(void* p, uint64_t bytes) {
   if (!has_journal() || bytes == 0) return;
   // Of a shared mapping msync writes and syncs the file's range, and that alone.
-  const auto begin = reinterpret_cast<uintptr_t>(p) / kPage * kPage;
-  const uint64_t length = reinterpret_cast<uintptr_t>(p) + bytes - begin;
-  if (::msync(reinterpret_cast<void*>(begin), length, MS_SYNC) == 0) return;
+  if (sync_mapped(p, bytes) == 0) return;
   const int error = errno;
   poison("a sync of the log failed");
   fail_os(error, text("cannot sync '", log_.path(), "'; open the pool again to recover"));

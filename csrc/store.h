@@ -75,7 +75,7 @@ class Store {
   void unlock();      // closed: others may open it, though views keep this object alive
   void sync_all();
   // Level power on an ordinary file: the bytes are durable on return. Else nothing.
-  void make_durable(const void* p, uint64_t bytes);
+  void make_durable(void* p, uint64_t bytes);
   void poison(const std::string& why);  // no store any more; reopen and recover
   bool is_poisoned() const;
   void check_alive() const;

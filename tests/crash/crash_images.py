@@ -28,12 +28,14 @@ _SHOWN = 20  # problems
 # A fault is looked for in these, in this order ...
 _MUTANT_PLANS = ("background", "fused", "relive", "relive fused", "alternating", "workers",
                  "workers fused")  # fmt: skip
+_BLOCK_PLANS = ("journal", "lag", "relived", "checkpoint", "same rows", "grown", "lag fused")
 # ... and first in the one that is known to show it, where that is another.
 _SHOWN_BY = {
     "NoRowFence": "workers",
     "ReclaimEarly": "relive fused",
     "RecoveryWithoutEvidence": "relive",
 }
+_BLOCK_FAULT = "Journal"  # so begin the names of the journal's
 
 
 def use_core(path: Path) -> None:
@@ -88,12 +90,12 @@ def _answer(job: Callable[[], dict[str, Any]], writer: int) -> None:
 def run_plan(name: str, mode: str, images: int, seed: int, problems_max: int = 5) -> dict[str, Any]:
     """One plan in one mode."""
     from power_rig import Rig
-    from power_trace import TRACES
+    from power_trace import BLOCK_TRACES, TRACES
 
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tcxl-images-") as folder:
         rig = Rig(
-            TRACES[name], Path(folder, "rig"), mode=mode, seed=seed, images=images,
-            problems_max=problems_max,
+            (BLOCK_TRACES if mode == "block" else TRACES)[name], Path(folder, "rig"), mode=mode,
+            seed=seed, images=images, problems_max=problems_max,
         )  # fmt: skip
         tally = rig.run()
     return {
@@ -108,14 +110,15 @@ def run_plan(name: str, mode: str, images: int, seed: int, problems_max: int = 5
 
 def run_images(mode: str, images: int, seed: int, width: int) -> tuple[dict[str, Any], list[str]]:
     """All plans in one mode: its JSON line, and the problems."""
-    from power_trace import TRACES
+    from power_trace import BLOCK_TRACES, TRACES
 
-    total = sum(plan.share for plan in TRACES.values())
+    traces = BLOCK_TRACES if mode == "block" else TRACES
+    total = sum(plan.share for plan in traces.values())
     jobs = [
         lambda name=name, plan=plan, i=i: run_plan(
             name, mode, 1 + int(images * plan.share / total), seed + i
         )
-        for i, (name, plan) in enumerate(TRACES.items())
+        for i, (name, plan) in enumerate(traces.items())
     ]
     results = [result for _, result in in_children(jobs, width)]
     problems = [problem for result in results for problem in result["problems"]]
@@ -134,13 +137,16 @@ def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[s
     from trainingcxl import _core
 
     _core.plant_fault(number)
-    first = _SHOWN_BY.get(faults()[number], _MUTANT_PLANS[0])
-    plans = sorted(_MUTANT_PLANS, key=lambda plan: plan != first)
+    name = faults()[number]
+    plans, modes = _MUTANT_PLANS, ("weak", "tso")
+    if name.startswith(_BLOCK_FAULT):
+        plans, modes = _BLOCK_PLANS, ("block",)
+    first = _SHOWN_BY.get(name, plans[0])
+    plans = sorted(plans, key=lambda plan: plan != first)
     tried = 0
     for plan, mode, count in [
-        (first, "weak", images // 8),
-        (first, "tso", images // 8),
-        *((plan, mode, images) for plan in plans for mode in ("weak", "tso")),
+        *((first, mode, images // 8) for mode in modes),
+        *((plan, mode, images) for plan in plans for mode in modes),
     ]:
         try:
             result = run_plan(plan, mode, count, seed + tried, problems_max)
@@ -155,6 +161,7 @@ def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[s
 def run_control(images: int, seed: int) -> dict[str, Any]:
     """The same build without a fault must pass."""
     results = [run_plan(plan, "weak", images, seed) for plan in _MUTANT_PLANS]
+    results += [run_plan(plan, "block", images, seed) for plan in _BLOCK_PLANS]
     return {"problems": [problem for result in results for problem in result["problems"]]}
 
 
@@ -192,7 +199,7 @@ def run_mutants(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", type=int, default=22_000, help="per mode; half are distinct")
-    parser.add_argument("--modes", default="tso,weak")
+    parser.add_argument("--modes", default="tso,weak,block")
     parser.add_argument("--faults", type=Path, help="native core built by tools/fault_build.sh")
     parser.add_argument("--mutant-images", type=int, default=1500, help="per fault and plan")
     parser.add_argument("--control-images", type=int, default=2000, help="per plan, without fault")
