@@ -123,6 +123,8 @@ Stats Engine::stats() {
 // that the rows reach.
 bool Engine::may_write_dense() const {
   if (has_fault(Fault::kJournalDenseOverNeeded)) return true;
+  if (has_fault(Fault::kJournalDenseAhead))  // of one generation: none is free for a recovery's
+    return !dense_.newest() || journal_->durable_batch() >= dense_.newest()->header.batch;
   return journal_ == nullptr || !dense_.is_body_written() ||
          journal_->durable_batch() >= dense_.writing_batch();
 }

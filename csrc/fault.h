@@ -51,6 +51,7 @@ enum class Fault : unsigned {
   kJournalNoDenseSync,
   kJournalNoSessionSync,
   kJournalNoFolderSync,
+  kJournalNoSuperblockSync,
   // journal: order and contents
   kJournalBitsKept,
   kJournalNoReannounce,
@@ -60,6 +61,7 @@ enum class Fault : unsigned {
   kJournalRingOverrun,
   kJournalReleaseFirst,
   kJournalDenseOverNeeded,
+  kJournalDenseAhead,
   kJournalSharedSector,
   kJournalNoIdInCrc,
   kJournalNoLife,

@@ -263,7 +263,8 @@ void Store::create(bool is_leftover) {
       *log_.at<Superblock>(offset) = s;
       persistence_.persist(log_.at<Superblock>(offset), sizeof s);
       // One is whole before the other begins: a torn copy alone would look like damage.
-      make_durable(log_.at<Superblock>(offset), sizeof s);
+      if (!has_fault(Fault::kJournalNoSuperblockSync))
+        make_durable(log_.at<Superblock>(offset), sizeof s);
     }
   };
   if (has_fault(Fault::kNoSuperblockOrder)) write_superblocks();

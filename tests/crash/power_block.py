@@ -21,6 +21,7 @@ _JOURNAL = 2
 # Never synced while training goes on, and not believed after a power failure.
 _DISBELIEVED = {"slot", "resume", "flag", "frame"}
 _ENUMERATED_MAX = 64
+_RUNS_MAX = 2
 
 
 class BlockMedium(Medium):
@@ -50,6 +51,10 @@ class BlockMedium(Medium):
         if journal and _product({key: versions[key] for key in journal}) <= count // 2:
             yield from self._all_of(journal, others, mode, choose)
             count //= 2
+        for run in _runs(journal)[-_RUNS_MAX:]:
+            for part in (run[:1], run[1:], run[: choose.randrange(len(run))]):
+                arrived = part + (self._subset(others, choose) if others else [])
+                yield self._image(arrived, mode if choose.random() < 0.5 else "all", choose)
         yield from super().images(mode, count, choose, kinds)
 
     def _all_of(
@@ -83,6 +88,16 @@ class BlockMedium(Medium):
                 return chosen_steps(steps, "tso", choose)
             return steps[: choose.randint(0, len(steps))]
         return chosen_steps(steps, mode, choose)
+
+
+def _runs(keys: list[Granule]) -> list[list[Granule]]:
+    """Neighbours: what was written as one, and may reach the medium from its begin on."""
+    runs: list[list[Granule]] = []
+    for key in sorted(keys):
+        if not runs or key[1] != runs[-1][-1][1] + 1:
+            runs.append([])
+        runs[-1].append(key)
+    return runs
 
 
 def _product(versions: dict[Granule, int]) -> int:

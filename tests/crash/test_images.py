@@ -60,7 +60,7 @@ def test_every_image_of_a_file_is_recovered() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)  # the first time it builds the core
+@pytest.mark.timeout(1200)  # the first time it builds the core
 def test_every_fault_is_found() -> None:
     """A rig that never failed proves nothing: each fault of csrc/fault.h shows in it."""
     subprocess.run(["bash", "tools/fault_build.sh"], cwd=_ROOT, check=True)
@@ -69,7 +69,7 @@ def test_every_fault_is_found() -> None:
         "--modes", "", "--faults", str(core), "--mutant-images", "1600", "--control-images", "60",
         "--bad-max", "1",
     )  # fmt: skip
-    assert line["found"] == line["mutants"] >= 30, said
+    assert line["found"] == line["mutants"] >= 50, said
     assert "without a fault" not in said
 
 
