@@ -411,7 +411,7 @@ def _relive_journaled(training: Training) -> None:
 
 
 _SLOW_JOURNAL = (("journal: frames written", 5_000),)
-_SLOW_TABLES = (("data: sync", 300_000), ("dense: slice", 4_000))
+_SLOW_TABLES = (("data: sync", 300_000), ("dense: slice", 1_000))
 
 BLOCK_TRACES = {
     plan.name: plan
@@ -419,7 +419,7 @@ BLOCK_TRACES = {
         _block("journal", _journaled),
         _block("lag", _through, dense_every=1, lag_max=3, delays=_SLOW_JOURNAL),
         _block("lag fused", _through, undo_log="fused", delays=_SLOW_JOURNAL),
-        _block("checkpoint", _through, delays=_SLOW_TABLES, batches=18),
+        _block("checkpoint", _through, delays=_SLOW_TABLES, batches=20, padding=24_000),
         _block("relived", _relive_journaled, delays=_SLOW_JOURNAL),
         _block("same rows", _relive_journaled, has_same_rows=True, dense_every=1),
         _block("grown", _through, wide_batch=6, bags=16, lookups=8, delays=_SLOW_JOURNAL),
