@@ -75,7 +75,7 @@ bench-step: set-up ## time of the embedding step and of the DLRM step, log on an
 	@$(in_venv) python benchmarks/step.py $(ARGS)
 
 .PHONY: crash-images
-crash-images: set-up ## power failures of persistent memory, tried: some minutes
+crash-images: set-up ## power failures of persistent memory and files, tried: some minutes
 	@$(in_venv) bash tools/fault_build.sh
 	@$(in_venv) python tests/crash/crash_images.py $(ARGS)
 	@$(in_venv) python tests/crash/crash_images.py --modes '' --faults build/faults/_core*.so $(ARGS)

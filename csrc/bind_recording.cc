@@ -1,6 +1,7 @@
 // The Python face of the power-failure record (csrc/recording.h).
 #include "bind_recording.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -26,9 +27,17 @@ nb::tuple stop() {
 }  // namespace
 
 void bind_recording(nb::module_& module) {
-  module.def("record_start", &tcxl::recording::start, "paths"_a,
-             "Test hook: records the stores, flushes, fences and syncs of these files; pools must "
-             "be opened after it.");
+  module.def(
+      "record_start",
+      [](const std::vector<std::string>& paths,
+         const std::vector<std::pair<std::string, uint64_t>>& delays) {
+        std::vector<tcxl::recording::Delay> converted;
+        for (const auto& [point, microseconds] : delays) converted.push_back({point, microseconds});
+        tcxl::recording::start(paths, converted);
+      },
+      "paths"_a, "delays"_a = std::vector<std::pair<std::string, uint64_t>>(),
+      "Test hook: records the stores, flushes, fences and syncs of these files; pools must "
+      "be opened after it. Delays: crash points and microseconds.");
   module.def("record_stop", &stop,
              "Test hook: ends the record. Events (csrc/recording.h), places and values of changed "
              "words, names.");

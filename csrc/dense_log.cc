@@ -127,12 +127,13 @@ void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume,
   staged_.header.resume_crc = store_.crc_of(resume.data(), resume.size());
   staged_resume_ = resume;
   written_ = 0;
+  is_body_written_ = false;
   crc_ = store_.crc_seed();
   is_writing_ = true;
 }
 
 bool DenseLog::write_slice() {
-  TCXL_ASSERT(is_writing_);
+  TCXL_ASSERT(is_writing_ && !is_body_written_);
   std::byte* base = staged_area_;
   const Persistence& p = store_.persistence();
   if (written_ == 0) {  // an old header must not stand over a new body
@@ -149,20 +150,22 @@ bool DenseLog::write_slice() {
     written_ += bytes;
     crash_point("dense: slice");
   }
-  return written_ == staged_.header.blob_bytes;
+  if (written_ < staged_.header.blob_bytes) return false;
+  p.fence();  // body before header: the header says that the body is complete
+  if (!has_fault(Fault::kJournalNoDenseSync)) store_.make_durable(base, kDenseBlob + written_);
+  is_body_written_ = true;
+  return true;
 }
 
 void DenseLog::complete() {
-  TCXL_ASSERT(is_writing_ && written_ == staged_.header.blob_bytes);
+  TCXL_ASSERT(is_writing_ && is_body_written_);
   std::byte* base = staged_area_;
   const Persistence& p = store_.persistence();
   staged_.header.blob_crc = crc_;
   staged_.header.crc = store_.checksum(staged_.header);
-  p.fence();  // body before header: the header says that the body is complete
-  store_.make_durable(base, kDenseBlob + staged_.header.blob_bytes);
   std::memcpy(base, &staged_.header, sizeof(DenseHeader));
   if (!has_fault(Fault::kNoDenseHeaderPersist)) p.persist(base, sizeof(DenseHeader));
-  store_.make_durable(base, sizeof(DenseHeader));
+  if (!has_fault(Fault::kJournalNoDenseSync)) store_.make_durable(base, sizeof(DenseHeader));
 }
 
 void DenseLog::publish() {

@@ -49,10 +49,10 @@ class DenseLog {
   void capture(uint64_t batch, uint64_t life, const std::string& resume,
                const std::vector<Part>& parts);
   bool is_writing() const { return is_writing_; }
-  bool has_begun() const { return written_ > 0; }
+  bool is_body_written() const { return is_body_written_; }
   uint64_t writing_batch() const { return staged_.header.batch; }
-  // Writes the next slice of the body; true when all of it is written. Touches nothing that readers
-  // look at.
+  // Writes the next slice of the body; true when all of it is written, and durable. Touches nothing
+  // that readers look at.
   bool write_slice();
   // Writes the header (P): the generation is complete on the medium.
   void complete();
@@ -70,7 +70,7 @@ class DenseLog {
   std::unique_ptr<std::byte[]> staging_;
   uint64_t staging_bytes_ = 0, written_ = 0;
   uint32_t crc_ = 0;
-  bool is_writing_ = false;
+  bool is_writing_ = false, is_body_written_ = false;
 };
 
 }  // namespace tcxl

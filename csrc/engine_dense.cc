@@ -45,6 +45,7 @@ void Engine::begin_checkpoint(Lock& lock) {
     changed_.wait(lock, [&] { return !step->is_sorting || has_stopped(); });
   is_paused_ = false;
   journal_->begin_checkpoint(committed_);
+  if (has_fault(Fault::kJournalNoReannounce)) return;
   for (const auto& step : queue_) step->is_previous_logged = false;
 }
 
@@ -118,25 +119,31 @@ Stats Engine::stats() {
   return stats_;
 }
 
-// A generation takes the place of the one before the newest: with a journal the newest must have
-// become durable's own first, or a power failure would leave none that the rows reach.
+// A generation takes the place of the one before the newest, and a recovery rewrites one there:
+// with a journal none is complete before its batch is durable, or a power failure could leave none
+// that the rows reach.
 bool Engine::may_write_dense() const {
-  return journal_ == nullptr || dense_.has_begun() || !dense_.newest() ||
-         journal_->durable_batch() >= dense_.newest()->header.batch;
+  if (has_fault(Fault::kJournalDenseOverNeeded)) return true;
+  if (has_fault(Fault::kJournalDenseAhead))  // of one generation: none is free for a recovery's
+    return !dense_.newest() || journal_->durable_batch() >= dense_.newest()->header.batch;
+  return journal_ == nullptr || !dense_.is_body_written() ||
+         journal_->durable_batch() >= dense_.writing_batch();
 }
 
-// The next slice of the dense generation; after the last one it is complete.
+// The next slice of the dense generation; after the last one the header, which completes it.
 void Engine::background_dense(Lock& lock) {
   lock.unlock();
   const Stopwatch watch;
   if (has_fault(Fault::kReclaimEarly))  // a slow medium: the ring must overtake the generation
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
-  const bool is_body_written = dense_.write_slice();
-  if (is_body_written) dense_.complete();
+  const bool was_body_written = dense_.is_body_written();
+  if (!was_body_written) dense_.write_slice();
+  const bool completes = was_body_written || (dense_.is_body_written() && journal_ == nullptr);
+  if (completes) dense_.complete();
   const uint64_t ns = watch.ns();
   lock.lock();
   stats_.background_dense_ns += ns;
-  if (!is_body_written) return;
+  if (!completes) return;
   finish_generation();
   changed_.notify_all();
 }

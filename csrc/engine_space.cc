@@ -39,7 +39,8 @@ void Engine::admit_to_journal(Lock& lock, const Step& step) {
   journal_->check();
   journal_->ensure_ring(frame_bytes);
   lock.lock();
-  if (!journal_->has_room(frame_bytes) && !journal_->is_checkpointing()) fail_log_full();
+  // In this order: a checkpoint that ends in between has made room.
+  if (!journal_->is_checkpointing() && !journal_->has_room(frame_bytes)) fail_log_full();
 }
 
 // Refuses a batch that is larger than the pool's limits, and grows the log for one that is larger

@@ -44,6 +44,31 @@ enum class Fault : unsigned {
   kRecoveryWithoutRollingBack,
   kRecoverySameLife,
   kRecoveryStaysClean,
+  // journal: syncs
+  kJournalNoSync,
+  kJournalNoSlotSync,
+  kJournalNoGrowSync,
+  kJournalNoDenseSync,
+  kJournalNoSessionSync,
+  kJournalNoFolderSync,
+  kJournalNoSuperblockSync,
+  // journal: order and contents
+  kJournalBitsKept,
+  kJournalNoReannounce,
+  kJournalNoPreviousWait,
+  kJournalCutBeforeTables,
+  kJournalCutBeforeDense,
+  kJournalRingOverrun,
+  kJournalReleaseFirst,
+  kJournalDenseOverNeeded,
+  kJournalDenseAhead,
+  kJournalSharedSector,
+  kJournalNoIdInCrc,
+  kJournalNoLife,
+  // journal: recovery
+  kJournalRedoBeyondPoint,
+  kJournalPreviousAlways,
+  kJournalResetBeforeSync,
   kCount,
 };
 

@@ -15,6 +15,14 @@ int read_exactly(int fd, void* to, uint64_t bytes, uint64_t offset);
 // Has every page of a shared mapping written to the medium again, whether or not the kernel takes
 // it for written. Only while no other thread stores there.
 void write_again(std::byte* base, uint64_t bytes);
+// fsync of a folder: makes created and renamed entries durable.
+void sync_folder(const std::string& folder);
+// fsync; its result. An interrupted sync goes on; an error is final and never tried again: the
+// kernel may have dropped what it could not write, and would report success for what is left.
+int sync_file(int fd);
+// fdatasync, and msync of mapped bytes from the page of `p` on; they return what the call does.
+int sync_file_data(int fd);
+int sync_mapped(void* p, uint64_t bytes);
 // What to say of a file's failed sync; its first line is the fact.
 std::string sync_failed(int os_error, const std::string& path);
 

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "errors.h"
+#include "fault.h"
 #include "stopwatch.h"
 
 namespace tcxl {
@@ -39,7 +40,7 @@ Journal::~Journal() {
 void Journal::rebase(const Slot& slot) {
   const std::lock_guard lock(mutex_);
   TCXL_ASSERT(queue_.empty() && !checkpoint_.is_active);
-  store_.sync_all();
+  if (!has_fault(Fault::kJournalResetBeforeSync)) store_.sync_all();
   try {
     write_base(slot);
   } catch (const Error& error) {
@@ -63,6 +64,7 @@ void Journal::write_base(const Slot& slot) {
   next.dense_area = slot.dense_area;
   next.dense_crc = slot.dense_crc;
   file_.write_slot(next);
+  if (has_fault(Fault::kJournalResetBeforeSync)) store_.sync_all();
   life_ = next.life;
   next_lsn_ = 1;
   acked_lsn_ = 0;
@@ -182,7 +184,10 @@ void Journal::check() {
 void Journal::wait_before_update(const Step& step, uint64_t batch) {
   Lock lock(mutex_);
   const Stopwatch previous;
-  changed_.wait(lock, [&] { return acked_ticket_ >= step.previous_ticket || !failure_.empty(); });
+  changed_.wait(lock, [&] {
+    return acked_ticket_ >= step.previous_ticket || !failure_.empty() ||
+           has_fault(Fault::kJournalNoPreviousWait);
+  });
   stats_.previous_wait_ns += previous.ns();
   const Stopwatch lag;
   changed_.wait(lock, [&] {
@@ -259,7 +264,9 @@ void Journal::begin_checkpoint(uint64_t batch) {
   const std::lock_guard touch(touch_mutex_);
   const std::lock_guard lock(mutex_);
   TCXL_ASSERT(!checkpoint_.is_active);
-  for (Bits& bits : touched_) bits.words.reset();
+  for (Bits& bits : touched_) {
+    if (!has_fault(Fault::kJournalBitsKept)) bits.words.reset();
+  }
   checkpoint_ = {};
   checkpoint_.is_active = true;
   checkpoint_.base = batch;

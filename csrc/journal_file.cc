@@ -11,7 +11,9 @@
 #include "crash_point.h"
 #include "crc32c.h"
 #include "errors.h"
+#include "fault.h"
 #include "file_calls.h"
+#include "recording.h"
 
 namespace tcxl {
 
@@ -24,6 +26,13 @@ constexpr uint64_t kChunk = 4 << 20;
 std::span<const FrameSegment> segments_of(const JournalFrame& frame) {
   return {reinterpret_cast<const FrameSegment*>(frame.bytes.data() + sizeof(JournalHeader)),
           frame.header.num_segments};
+}
+
+// What the checksums of a frame's records are continued from.
+uint32_t record_seed(const Store& store, uint64_t id, uint64_t life, uint64_t table) {
+  const bool is_bare = has_fault(Fault::kJournalNoIdInCrc);
+  const uint64_t identity[3] = {is_bare ? 0 : id, is_bare ? 0 : life, table};
+  return store.crc_of(identity, sizeof identity);
 }
 
 }  // namespace
@@ -49,9 +58,8 @@ void JournalFrame::open(const Store& store, JournalKind kind, uint64_t life, uin
   bytes.reserve(plan.bytes + kResumeBytesMax);
   columns.clear();
   for (const FrameSegment& segment : plan.segments) {
-    const uint64_t identity[3] = {id, life, segment.table};
     columns.push_back(
-        record_columns(bytes.data(), segment, store.crc_of(identity, sizeof identity)));
+        record_columns(bytes.data(), segment, record_seed(store, id, life, segment.table)));
   }
 }
 
@@ -80,12 +88,14 @@ JournalFile::JournalFile(const Store& store) : store_(store), path_(store.path()
          "' is missing\n  state: nothing was changed\n  do:    restore the file from a copy");
   }
   if (!fd_.is_open()) fail_os(errno, text("cannot open '", path_, "'"));
+  recording::resized(fd_.get());
   read_slots();  // of a shorter file, too: it may be cut
   if (bytes() >= kJournalRing || store.is_read_only()) return;
   const uint64_t had = bytes();
   if (const int error = allocate(fd_.get(), 0, kJournalRing); error != 0)
     fail_ring(error, had, kJournalRing);
-  sync_folder(store.path());
+  recording::resized(fd_.get());
+  if (!has_fault(Fault::kJournalNoFolderSync)) sync_folder(store.path());
 }
 
 uint64_t JournalFile::bytes() const { return file_bytes(fd_.get()); }
@@ -127,7 +137,7 @@ void JournalFile::put_slot(const JournalSlot& slot) {
   crash_point("journal: slot");
   write(page, kPage, kJournalSlots[slot.seq & 1]);
   crash_point("journal: slot written");
-  sync();
+  if (!has_fault(Fault::kJournalNoSlotSync)) sync();
   slot_ = slot;
 }
 
@@ -136,6 +146,7 @@ uint64_t JournalFile::allocate_ring(uint64_t ring_bytes) {
   const uint64_t old_bytes = bytes(), end = offset + ring_bytes;
   if (const int error = allocate(fd_.get(), old_bytes, end); error != 0)
     fail_ring(error, old_bytes, end);
+  recording::resized(fd_.get());
   const std::unique_ptr<std::byte[]> zeros(new std::byte[kChunk]());
   try {
     for (uint64_t at = offset; at < end; at += kChunk)
@@ -159,8 +170,8 @@ void JournalFile::release(uint64_t offset, uint64_t ring_bytes) {
   // Where the file system cannot, the space stays taken: nothing depends on it.
   if (ring_bytes > 0 &&
       ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
-                  static_cast<off_t>(ring_bytes)) != 0)
-    return;
+                  static_cast<off_t>(ring_bytes)) == 0)
+    recording::punched(fd_.get(), offset, ring_bytes);
 }
 
 void JournalFile::copy(uint64_t from, uint64_t to, uint64_t count) {
@@ -185,6 +196,10 @@ void JournalFile::write_frame(JournalFrame& frame, uint64_t offset) {
   frame.header.crc = header_crc(frame.header, frame.bytes.data() + sizeof(JournalHeader));
   std::memcpy(frame.bytes.data(), &frame.header, sizeof(JournalHeader));
   crash_point("journal: frame");
+  if (has_fault(Fault::kJournalSharedSector)) {  // as if frames began within a sector
+    const std::byte zeros[512] = {};
+    write(zeros, sizeof zeros, offset - sizeof zeros);
+  }
   write(frame.bytes.data(), frame.header.bytes, offset);
 }
 
@@ -208,9 +223,10 @@ bool JournalFile::read_frame(uint64_t offset, uint64_t room, uint64_t lsn, uint6
   JournalHeader& h = frame.header;
   if (room < kPage || !read(&h, sizeof h, offset)) return false;
   const bool is_skip = h.kind == static_cast<uint64_t>(JournalKind::kSkip);
+  const bool is_of_life = h.life == life || has_fault(Fault::kJournalNoLife);
   const bool is_known = is_skip || h.kind == static_cast<uint64_t>(JournalKind::kPrevious) ||
                         h.kind == static_cast<uint64_t>(JournalKind::kBatch);
-  if (h.magic != kJournalFrameMagic || h.lsn != lsn || h.life != life || h.bytes > room ||
+  if (h.magic != kJournalFrameMagic || h.lsn != lsn || !is_of_life || h.bytes > room ||
       h.bytes < kPage || h.bytes % kPage != 0 || !is_known ||
       h.num_segments > (is_skip ? 0 : store_.tables().size()) ||
       h.num_segments > (h.bytes - sizeof h) / sizeof(FrameSegment))
@@ -231,8 +247,7 @@ bool JournalFile::read_frame(uint64_t offset, uint64_t room, uint64_t lsn, uint6
     return false;
   frame.plan.segments.assign(segments.begin(), segments.end());
   for (const FrameSegment& s : segments) {
-    const uint64_t identity[3] = {h.id, h.life, s.table};
-    const RecordColumns c = record_columns(bytes, s, store_.crc_of(identity, sizeof identity));
+    const RecordColumns c = record_columns(bytes, s, record_seed(store_, h.id, h.life, s.table));
     const TableView& view = store_.tables()[s.table].view;
     for (uint64_t r = 0; r < s.count; ++r) {
       if (c.row[r] >= view.rows || record_crc(c, view, r) != c.crc[r]) return false;
@@ -279,6 +294,7 @@ void JournalFile::write(const void* data, uint64_t count, uint64_t offset) {
     const ssize_t n = ::pwrite(fd_.get(), from, count, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
     if (n <= 0) fail_os(n < 0 ? errno : EIO, text("cannot write '", path_, "'"));
+    recording::written(fd_.get(), offset, from, static_cast<uint64_t>(n));
     from += n;
     offset += static_cast<uint64_t>(n);
     count -= static_cast<uint64_t>(n);

@@ -5,6 +5,7 @@
 
 #include "crash_point.h"
 #include "errors.h"
+#include "fault.h"
 
 namespace tcxl {
 
@@ -60,7 +61,9 @@ class Replay {
 
   void apply(const JournalFrame& frame) {
     const bool is_previous = frame.header.kind == static_cast<uint64_t>(JournalKind::kPrevious);
-    const bool is_after = !is_previous && frame.header.batch > x_;
+    const bool is_after =
+        !is_previous && frame.header.batch > x_ && !has_fault(Fault::kJournalRedoBeyondPoint);
+    const bool is_always = has_fault(Fault::kJournalPreviousAlways);
     for (size_t s = 0; s < frame.columns.size(); ++s) {
       const FrameSegment& segment = frame.plan.segments[s];
       const Table& table = store_.tables()[segment.table];
@@ -70,7 +73,8 @@ class Replay {
         const uint64_t row = frame.columns[s].row[r];
         // Previous bytes count when they are a row's first record: later ones belong to a base that
         // was about to be.
-        if (!is_after && (!is_previous || !seen[row])) put(table, frame.columns[s], segment, r);
+        if (!is_after && (!is_previous || !seen[row] || is_always))
+          put(table, frame.columns[s], segment, r);
         seen[row] = true;
       }
     }

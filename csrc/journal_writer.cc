@@ -7,6 +7,8 @@
 
 #include "crash_point.h"
 #include "errors.h"
+#include "fault.h"
+#include "file_calls.h"
 #include "journal.h"
 #include "stopwatch.h"
 
@@ -19,7 +21,7 @@ bool Journal::plan(JournalFrame& frame, uint64_t ticket, Planned& planned) {
   const uint64_t bytes = frame.header.bytes, behind = ring_bytes_ - tail_;
   const bool is_split = tail_ < head_ || (tail_ == head_ && used() > 0);  // free: tail to head
   const bool skips = !is_split && bytes > behind;
-  if (is_split && bytes > head_ - tail_) return false;
+  if (is_split && bytes > head_ - tail_ && !has_fault(Fault::kJournalRingOverrun)) return false;
   if (skips && bytes > head_) return false;
   if (checkpoint_.is_active && !checkpoint_.has_head && ticket >= checkpoint_.ticket) {
     checkpoint_.has_head = true;
@@ -58,7 +60,7 @@ bool Journal::write_queue(Lock& lock) {
     file_.write_frame(*p.frame, ring + p.offset);
   }
   crash_point("journal: frames written");
-  file_.sync();
+  if (!has_fault(Fault::kJournalNoSync)) file_.sync();
   lock.lock();
   for (const Planned& p : planned) {
     stats_.journal_bytes += p.frame->header.bytes;
@@ -74,7 +76,10 @@ bool Journal::write_queue(Lock& lock) {
 }
 
 bool Journal::can_cut() const {
-  return checkpoint_.is_active && checkpoint_.is_data_synced && checkpoint_.is_dense_done &&
+  const bool is_data_synced =
+      checkpoint_.is_data_synced || has_fault(Fault::kJournalCutBeforeTables);
+  const bool is_dense_done = checkpoint_.is_dense_done || has_fault(Fault::kJournalCutBeforeDense);
+  return checkpoint_.is_active && is_data_synced && is_dense_done &&
          acked_ticket_ + 1 >= checkpoint_.ticket;
 }
 
@@ -124,7 +129,8 @@ void Journal::grow(Lock& lock) {
   }
   file_.copy(old_offset + head_, next.ring_offset, before_end);
   file_.copy(old_offset, next.ring_offset + before_end, live - before_end);
-  file_.sync();
+  if (has_fault(Fault::kJournalReleaseFirst)) file_.release(old_offset, old_bytes);
+  if (!has_fault(Fault::kJournalNoGrowSync)) file_.sync();
   file_.write_slot(next);
   file_.release(old_offset, old_bytes);
   lock.lock();

@@ -113,38 +113,6 @@ uint64_t file_bytes(int fd) {
   return static_cast<uint64_t>(status.st_size);
 }
 
-void sync_folder(const std::string& folder) {
-  Fd fd(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (!fd.is_open() || ::fsync(fd.get()) != 0)
-    fail_os(errno, text("cannot sync folder '", folder, "'"));
-  recording::folder(folder);
-}
-
-int sync_file(int fd) {
-  recording::sync_begin(fd);
-  int result = ::fsync(fd);
-  while (result != 0 && errno == EINTR) result = ::fsync(fd);
-  if (result == 0) recording::sync_end(fd);
-  return result;
-}
-
-int sync_file_data(int fd) {
-  recording::sync_begin(fd);
-  int result = ::fdatasync(fd);
-  while (result != 0 && errno == EINTR) result = ::fdatasync(fd);
-  if (result == 0) recording::sync_end(fd);
-  return result;
-}
-
-int sync_mapped(void* p, uint64_t bytes) {
-  const auto begin = reinterpret_cast<uintptr_t>(p) / layout::kPage * layout::kPage;
-  const uint64_t length = reinterpret_cast<uintptr_t>(p) + bytes - begin;
-  auto* page = reinterpret_cast<void*>(begin);
-  int result = ::msync(page, length, MS_SYNC);
-  while (result != 0 && errno == EINTR) result = ::msync(page, length, MS_SYNC);
-  return result;
-}
-
 namespace {
 
 struct FileSystem {

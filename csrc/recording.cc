@@ -5,9 +5,12 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
+#include <type_traits>
 
 #include "crash_point.h"
 #include "layout.h"
@@ -36,6 +39,7 @@ struct Recorder {
   std::vector<File> files;
   Record record;
   std::map<std::string, uint32_t> name_index;
+  std::vector<Delay> delays;
 };
 
 std::atomic<bool> on{false};
@@ -168,12 +172,13 @@ size_t index_in(const Recorder& r, const File* file) {
 
 bool is_on() { return on.load(std::memory_order_relaxed); }
 
-void start(const std::vector<std::string>& paths) {
+void start(const std::vector<std::string>& paths, const std::vector<Delay>& delays) {
   Recorder& r = recorder();
   const std::lock_guard lock(r.mutex);
   r.files.clear();
   r.record = {};
   r.name_index.clear();
+  r.delays = delays;
   for (const std::string& path : paths) {
     File& file = r.files.emplace_back();
     file.path = path;
@@ -256,31 +261,53 @@ void flush(const void* p, size_t bytes) {
 void point(const char* name) {
   if (!is_on()) return;
   Recorder& r = recorder();
-  const std::lock_guard lock(r.mutex);
+  std::unique_lock lock(r.mutex);
   compare_all(r, true);
   const bool is_fence = std::strcmp(name, "fence") == 0;
   const uint32_t index = index_of(r, name);
   add(r, is_fence ? Kind::kFence : Kind::kPoint).name = index;
+  for (const Delay& delay : r.delays) {
+    if (std::strncmp(name, delay.point.c_str(), delay.point.size()) != 0) continue;
+    const auto wait = std::chrono::microseconds(delay.microseconds);
+    lock.unlock();
+    std::this_thread::sleep_for(wait);
+    return;
+  }
 }
 
 namespace {
 
-void add_sync(int fd, Kind kind) {
+template <typename Which>  // a descriptor, or a mapped byte
+void add_sync(Which which, Kind kind, uint64_t bytes) {
   if (!is_on()) return;
   Recorder& r = recorder();
   const std::lock_guard lock(r.mutex);
-  const File* file = find(r, fd);
+  const File* file = find(r, which);
   if (file == nullptr) return;
   const size_t index = index_in(r, file);
   compare_all(r, false);
-  add(r, kind, index);
+  Event& event = add(r, kind, index);
+  event.bytes = bytes;
+  if constexpr (std::is_pointer_v<Which>)
+    event.offset = static_cast<uint64_t>(static_cast<const std::byte*>(which) - file->base);
 }
 
 }  // namespace
 
-void sync_begin(int fd) { add_sync(fd, Kind::kSyncBegin); }
+void sync_begin(int fd) { add_sync(fd, Kind::kSyncBegin, 0); }
 
-void sync_end(int fd) { add_sync(fd, Kind::kSyncEnd); }
+void sync_end(int fd) { add_sync(fd, Kind::kSyncEnd, 0); }
+
+void sync_begin(const void* p, uint64_t bytes) { add_sync(p, Kind::kSyncBegin, bytes); }
+
+void sync_end(const void* p) { add_sync(p, Kind::kSyncEnd, 0); }
+
+void resized(int fd) {
+  if (!is_on()) return;
+  Recorder& r = recorder();
+  const std::lock_guard lock(r.mutex);
+  find(r, fd);  // notes the size
+}
 
 void folder(const std::string& path) {
   if (!is_on()) return;
@@ -290,7 +317,10 @@ void folder(const std::string& path) {
   add(r, Kind::kFolder).name = index;
 }
 
-void written(int fd, uint64_t offset, const void* data, uint64_t bytes) {
+namespace {
+
+// data: nullptr for zeros.
+void put(int fd, uint64_t offset, const void* data, uint64_t bytes) {
   if (!is_on()) return;
   Recorder& r = recorder();
   const std::lock_guard lock(r.mutex);
@@ -301,7 +331,11 @@ void written(int fd, uint64_t offset, const void* data, uint64_t bytes) {
   const uint64_t begin = offset / kWord, end = (offset + bytes + kWord - 1) / kWord;
   const std::vector<uint64_t> before(file->shadow.begin() + static_cast<int64_t>(begin),
                                      file->shadow.begin() + static_cast<int64_t>(end));
-  std::memcpy(shadow + offset, data, bytes);
+  if (data != nullptr) {
+    std::memcpy(shadow + offset, data, bytes);
+  } else {
+    std::memset(shadow + offset, 0, bytes);
+  }
   for (uint64_t w = begin; w < end; ++w) {
     if (file->shadow[w] == before[w - begin]) continue;
     r.record.places.push_back(w);
@@ -309,6 +343,14 @@ void written(int fd, uint64_t offset, const void* data, uint64_t bytes) {
   }
   add_store(r, index_in(r, file), first);
 }
+
+}  // namespace
+
+void written(int fd, uint64_t offset, const void* data, uint64_t bytes) {
+  put(fd, offset, data, bytes);
+}
+
+void punched(int fd, uint64_t offset, uint64_t bytes) { put(fd, offset, nullptr, bytes); }
 
 void mark(const std::string& text) {
   if (!is_on()) return;

@@ -19,7 +19,8 @@ enum class Kind : uint32_t {
   kFlush,      // lines [offset, offset + bytes) as they are now: durable with this thread's fence
   kFence,
   kSize,       // the file has `bytes` bytes now
-  kSyncBegin,  // fsync, fdatasync or msync of the file: durable as it is now ...
+  kSyncBegin,  // fsync, fdatasync or msync: the file is durable as it is now, or its bytes
+               // [offset, offset + bytes) where there are some ...
   kSyncEnd,    // ... from here on
   kFolder,     // entries of folder `name` are durable
   kPoint,      // crash point `name`
@@ -43,8 +44,14 @@ struct Record {
   std::vector<std::string> names;
 };
 
+struct Delay {
+  std::string point;  // how the crash point's name begins
+  uint64_t microseconds;
+};
+
 // Records the files at `paths`, there or not yet there, from now on. Pools must be opened after it.
-void start(const std::vector<std::string>& paths);
+// `delays`: what a slow medium does, so that other threads get ahead.
+void start(const std::vector<std::string>& paths, const std::vector<Delay>& delays = {});
 Record stop();
 bool is_on();
 
@@ -55,9 +62,13 @@ void flush(const void* p, size_t bytes);  // a FlushFunction
 void point(const char* name);             // "fence" is one
 void sync_begin(int fd);
 void sync_end(int fd);
+void sync_begin(const void* p, uint64_t bytes);  // of mapped bytes alone
+void sync_end(const void* p);
 void folder(const std::string& path);
+void resized(int fd);  // the file was made, or has another size
 // Bytes given to pwrite, after it returned.
 void written(int fd, uint64_t offset, const void* data, uint64_t bytes);
+void punched(int fd, uint64_t offset, uint64_t bytes);  // they read as zero now
 void mark(const std::string& text);
 
 }  // namespace tcxl::recording

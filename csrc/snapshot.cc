@@ -12,6 +12,7 @@
 
 #include "crash_point.h"
 #include "errors.h"
+#include "file_calls.h"
 
 namespace tcxl {
 

@@ -263,6 +263,9 @@ void Store::create(bool is_leftover) {
     for (const uint64_t offset : {kSuperblockB, kSuperblockA}) {
       *log_.at<Superblock>(offset) = s;
       persistence_.persist(log_.at<Superblock>(offset), sizeof s);
+      // One is whole before the other begins: a torn copy alone would look like damage.
+      if (!has_fault(Fault::kJournalNoSuperblockSync))
+        make_durable(log_.at<Superblock>(offset), sizeof s);
     }
   };
   if (has_fault(Fault::kNoSuperblockOrder)) write_superblocks();
@@ -314,7 +317,7 @@ void Store::mark_open() {
   persistence_.persist(log_.at<Session>(kSession), sizeof s);
   // The flag guards against a restart, so it must reach the medium before the first change does:
   // its page alone, since after a kill the whole log may wait to be written.
-  if (medium_.kind != MediumKind::kBlock) return;
+  if (medium_.kind != MediumKind::kBlock || has_fault(Fault::kJournalNoSessionSync)) return;
   if (sync_mapped(log_.base() + kSession, kPage) != 0) fail_sync(errno, "/log");
 }
 

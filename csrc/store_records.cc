@@ -10,6 +10,7 @@
 #include "crc32c.h"
 #include "errors.h"
 #include "fault.h"
+#include "file_calls.h"
 #include "geometry.h"
 #include "kernels.h"
 #include "store.h"

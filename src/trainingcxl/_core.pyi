@@ -122,9 +122,9 @@ def kill_at_persist(countdown: int, name: str = '', report_fd: int = -1) -> None
 def crash_points_passed() -> dict[str, int]:
     """Test hook: how often each point was passed since it was armed."""
 
-def record_start(paths: Sequence[str]) -> None:
+def record_start(paths: Sequence[str], delays: Sequence[tuple[str, int]] = []) -> None:
     """
-    Test hook: records the stores, flushes, fences and syncs of these files; pools must be opened after it.
+    Test hook: records the stores, flushes, fences and syncs of these files; pools must be opened after it. Delays: crash points and microseconds.
     """
 
 def record_stop() -> tuple:

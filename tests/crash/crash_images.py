@@ -1,7 +1,8 @@
 """Power failures, tried: `python tests/crash/crash_images.py` (or `make crash-images`).
 
-Small trainings in the code for persistent memory are recorded; from each record the states that a
-power failure could leave are made and recovered (power_rig.py). Prints one JSON line for each mode,
+Small trainings in the code for persistent memory (modes tso, weak) and for ordinary files (block)
+are recorded; from each record the states that a power failure could leave are made and recovered
+(power_rig.py). Prints one JSON line for each mode,
 and one for the mutants where the build with faults is given (tools/fault_build.sh): each fault of
 csrc/fault.h must be found, and the same build without one must pass before and after it. Exits 1 if
 anything is bad.
@@ -25,15 +26,33 @@ from typing import Any
 _FAULT_LIST = Path(__file__).parents[2] / "csrc" / "fault.h"
 _SECONDS_MAX = 900  # of one child
 _SHOWN = 20  # problems
+# Per mode; of those for persistent memory half are distinct. On files each brings about two more:
+# more of the moments are followed by a recovery that is recorded, too.
+_IMAGES = {"tso": 22_000, "weak": 22_000, "block": 4_000}
+_BLOCK_CONTROL = 5  # part of the images of a control
 # A fault is looked for in these, in this order ...
 _MUTANT_PLANS = ("background", "fused", "relive", "relive fused", "alternating", "workers",
                  "workers fused")  # fmt: skip
+_BLOCK_PLANS = ("journal", "lag", "relived", "checkpoint", "same rows", "grown", "lag fused")
 # ... and first in the one that is known to show it, where that is another.
 _SHOWN_BY = {
     "NoRowFence": "workers",
     "ReclaimEarly": "relive fused",
     "RecoveryWithoutEvidence": "relive",
+    "JournalNoReannounce": "lag",
+    "JournalNoPreviousWait": "lag",
+    "JournalDenseOverNeeded": "lag",
+    "JournalDenseAhead": "lag",
+    "JournalNoGrowSync": "grown",
+    "JournalReleaseFirst": "grown",
+    "JournalCutBeforeTables": "checkpoint",
+    "JournalCutBeforeDense": "checkpoint",
+    "JournalRingOverrun": "checkpoint",
+    "JournalPreviousAlways": "checkpoint",
+    "JournalNoIdInCrc": "same rows",
+    "JournalNoLife": "same rows",
 }
+_BLOCK_FAULT = "Journal"  # so begin the names of the journal's
 
 
 def use_core(path: Path) -> None:
@@ -88,12 +107,12 @@ def _answer(job: Callable[[], dict[str, Any]], writer: int) -> None:
 def run_plan(name: str, mode: str, images: int, seed: int, problems_max: int = 5) -> dict[str, Any]:
     """One plan in one mode."""
     from power_rig import Rig
-    from power_trace import TRACES
+    from power_trace import BLOCK_TRACES, TRACES
 
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tcxl-images-") as folder:
         rig = Rig(
-            TRACES[name], Path(folder, "rig"), mode=mode, seed=seed, images=images,
-            problems_max=problems_max,
+            (BLOCK_TRACES if mode == "block" else TRACES)[name], Path(folder, "rig"), mode=mode,
+            seed=seed, images=images, problems_max=problems_max,
         )  # fmt: skip
         tally = rig.run()
     return {
@@ -108,14 +127,15 @@ def run_plan(name: str, mode: str, images: int, seed: int, problems_max: int = 5
 
 def run_images(mode: str, images: int, seed: int, width: int) -> tuple[dict[str, Any], list[str]]:
     """All plans in one mode: its JSON line, and the problems."""
-    from power_trace import TRACES
+    from power_trace import BLOCK_TRACES, TRACES
 
-    total = sum(plan.share for plan in TRACES.values())
+    traces = BLOCK_TRACES if mode == "block" else TRACES
+    total = sum(plan.share for plan in traces.values())
     jobs = [
         lambda name=name, plan=plan, i=i: run_plan(
             name, mode, 1 + int(images * plan.share / total), seed + i
         )
-        for i, (name, plan) in enumerate(TRACES.items())
+        for i, (name, plan) in enumerate(traces.items())
     ]
     results = [result for _, result in in_children(jobs, width)]
     problems = [problem for result in results for problem in result["problems"]]
@@ -134,13 +154,16 @@ def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[s
     from trainingcxl import _core
 
     _core.plant_fault(number)
-    first = _SHOWN_BY.get(faults()[number], _MUTANT_PLANS[0])
-    plans = sorted(_MUTANT_PLANS, key=lambda plan: plan != first)
+    name = faults()[number]
+    plans, modes = _MUTANT_PLANS, ("weak", "tso")
+    if name.startswith(_BLOCK_FAULT):
+        plans, modes = _BLOCK_PLANS, ("block",)
+    first = _SHOWN_BY.get(name, plans[0])
+    plans = sorted(plans, key=lambda plan: plan != first)
     tried = 0
     for plan, mode, count in [
-        (first, "weak", images // 8),
-        (first, "tso", images // 8),
-        *((plan, mode, images) for plan in plans for mode in ("weak", "tso")),
+        *((first, mode, images // 8) for mode in modes),
+        *((plan, mode, images) for plan in plans for mode in modes),
     ]:
         try:
             result = run_plan(plan, mode, count, seed + tried, problems_max)
@@ -155,6 +178,7 @@ def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[s
 def run_control(images: int, seed: int) -> dict[str, Any]:
     """The same build without a fault must pass."""
     results = [run_plan(plan, "weak", images, seed) for plan in _MUTANT_PLANS]
+    results += [run_plan(plan, "block", images // _BLOCK_CONTROL, seed) for plan in _BLOCK_PLANS]
     return {"problems": [problem for result in results for problem in result["problems"]]}
 
 
@@ -191,8 +215,8 @@ def run_mutants(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, default=22_000, help="per mode; half are distinct")
-    parser.add_argument("--modes", default="tso,weak")
+    parser.add_argument("--images", type=int, help=f"per mode, about; usually {_IMAGES}")
+    parser.add_argument("--modes", default="tso,weak,block")
     parser.add_argument("--faults", type=Path, help="native core built by tools/fault_build.sh")
     parser.add_argument("--mutant-images", type=int, default=1500, help="per fault and plan")
     parser.add_argument("--control-images", type=int, default=2000, help="per plan, without fault")
@@ -205,7 +229,8 @@ def main() -> int:
     problems: list[str] = []
     for mode in filter(None, options.modes.split(",")):
         started = time.perf_counter()
-        line, found = run_images(mode, options.images, options.seed, options.jobs)
+        images = options.images or _IMAGES[mode]
+        line, found = run_images(mode, images, options.seed, options.jobs)
         print(json.dumps(line | {"seconds": round(time.perf_counter() - started, 1)}), flush=True)
         problems += found
     if options.faults is not None:

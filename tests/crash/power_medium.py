@@ -16,10 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-__all__ = ["FENCE", "FLUSH", "FOLDER", "MARK", "POINT", "STORE", "SYNC_END", "Image", "Medium"]
+__all__ = [
+    "FENCE", "FLUSH", "FOLDER", "MARK", "POINT", "STORE", "SYNC_END", "FileState", "Granule",
+    "Image", "Kinds", "Medium", "Patch", "Step", "chosen_steps",
+]  # fmt: skip
 
 STORE, FLUSH, FENCE, SIZE, SYNC_BEGIN, SYNC_END, FOLDER, POINT, MARK = range(9)
 Granule = tuple[int, int]  # file, number in the file
+Step = tuple[int, np.ndarray, np.ndarray]  # number, words, values
 Patch = list[tuple[int, np.ndarray, np.ndarray]]  # file, words, values
 
 
@@ -71,7 +75,7 @@ class Medium:
         self.pending: dict[Granule, list[tuple[int, np.ndarray, np.ndarray]]] = {}
         self._flushed: dict[int, dict[Granule, int]] = {}
         self._step = 0
-        self._synced: dict[int, tuple[int, int]] = {}
+        self._synced: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         self.key = 0
         for number, file in enumerate(self.files):
             places = np.flatnonzero(file.durable)
@@ -109,15 +113,20 @@ class Medium:
         """The threads are gone that could have fenced what they flushed."""
         self._flushed.clear()
 
-    def sync_begin(self, number: int) -> None:
-        self._synced[number] = self._step, self.files[number].size
+    def sync_begin(self, thread: int, number: int, offset: int, num_bytes: int) -> None:
+        """Of a range; of the whole file and its size if `num_bytes` is 0."""
+        size = self.files[number].size
+        self._synced[thread, number] = self._step, size, offset, num_bytes
 
-    def sync_end(self, number: int) -> None:
-        step, size = self._synced[number]
+    def sync_end(self, thread: int, number: int) -> None:
+        step, size, offset, num_bytes = self._synced.pop((thread, number))
+        granule_bytes = 8 * self.granule_words
+        end = offset + num_bytes if num_bytes else 1 << 62
         for key in [key for key in self.pending if key[0] == number]:
-            self._retire(key, step)
+            if offset <= key[1] * granule_bytes < end:
+                self._retire(key, step)
         file = self.files[number]
-        if size in file.durable_sizes:
+        if num_bytes == 0 and size in file.durable_sizes:
             del file.durable_sizes[: file.durable_sizes.index(size)]
 
     def folder(self, is_pool: bool) -> None:
@@ -191,8 +200,7 @@ class Medium:
             len(file.durable_sizes) == 1 and file.is_entry_durable for file in self.files
         )
 
-    @staticmethod
-    def _subset(keys: list[Granule], choose: random.Random) -> list[Granule]:
+    def _subset(self, keys: list[Granule], choose: random.Random) -> list[Granule]:
         if choose.random() < 0.3:  # one alone, or all but one
             one = choose.choice(keys)
             return [one] if choose.random() < 0.5 else [key for key in keys if key != one]
@@ -210,8 +218,14 @@ class Medium:
         steps = [
             (key[0], places, values)
             for key in arrived
-            for _, places, values in _chosen(self.pending[key], mode, choose)
+            for _, places, values in self._chosen(key, mode, choose)
         ]
+        return self._made(steps, choose, are_sizes_new=are_sizes_new)
+
+    def _chosen(self, key: Granule, mode: str, choose: random.Random) -> list[Step]:
+        return chosen_steps(self.pending[key], mode, choose)
+
+    def _made(self, steps: Patch, choose: random.Random, *, are_sizes_new: bool) -> Image:
         patch = _last_wins(steps)
         sizes = tuple(f.size for f in self.files) if are_sizes_new else self._sizes(choose)
         key = self.key ^ hash(sizes)
@@ -241,6 +255,7 @@ class Kinds:
 
     def __init__(self) -> None:
         self.rings: list[tuple[int, int]] = []
+        self._known: dict[tuple[int, int], str] = {}
 
     def learn(self, log: np.ndarray) -> None:
         """Where the undo ring lies now, and where it lay before."""
@@ -249,10 +264,19 @@ class Kinds:
                 begin, count = int(log[offset // 8 + 5]), int(log[offset // 8 + 6])
                 if count and (begin, begin + count) not in self.rings:
                     self.rings.append((begin, begin + count))
+                    self._known.clear()
 
     def of(self, number: int, offset: int) -> str:
+        known = self._known.get((number, offset))
+        if known is None:
+            known = self._known[number, offset] = self._look_up(number, offset)
+        return known
+
+    def _look_up(self, number: int, offset: int) -> str:
         if number == 1:
             return "rows"
+        if number == 2:
+            return "journal slot" if offset < 8192 else "journal frame"
         for end, kind in self._HEAD:
             if offset < end:
                 return kind
@@ -262,9 +286,8 @@ class Kinds:
 IN_FLIGHT = {"rows", "frame", "flag", "slot", "resume"}
 
 
-def _chosen(
-    steps: list[tuple[int, np.ndarray, np.ndarray]], mode: str, choose: random.Random
-) -> list[tuple[int, np.ndarray, np.ndarray]]:
+def chosen_steps(steps: list[Step], mode: str, choose: random.Random) -> list[Step]:
+    """Which of a granule's steps have arrived."""
     if mode == "all":
         return steps
     if mode == "tso":
@@ -283,9 +306,7 @@ def _chosen(
     return [(0, places, np.fromiter(taken.values(), np.uint64, len(taken)))]
 
 
-def _some(
-    step: tuple[int, np.ndarray, np.ndarray], choose: random.Random
-) -> tuple[int, np.ndarray, np.ndarray]:
+def _some(step: Step, choose: random.Random) -> Step:
     number, places, values = step
     bits = choose.getrandbits(len(places))
     kept = np.array([bits >> i & 1 for i in range(len(places))], bool)

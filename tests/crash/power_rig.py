@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from power_block import BlockMedium
 from power_check import Expect, Found, Scratch, check
 from power_medium import (
     FENCE,
@@ -28,7 +29,7 @@ from power_medium import (
     Medium,
 )  # fmt: skip
 from power_shadow import Shadow
-from power_trace import Plan, Trace, open_core, record, recording
+from power_trace import Plan, Trace, record, recording
 
 __all__ = ["Rig", "Tally"]
 
@@ -36,6 +37,8 @@ _LEAST = 4  # images of a moment
 # Share of the moments at which the process is killed before the power fails. A slot that is only in
 # the cache is what a recovery must not build on.
 _KILLS, _KILLS_AT_SLOT = 0.04, 0.5
+_RECORD_PAGES = 18
+_KILLS_BLOCK = 0.12  # there, every slot of the log is in the cache alone
 
 
 @dataclass
@@ -44,7 +47,8 @@ class Tally:
 
     keys: set[int] = field(default_factory=set)
     in_flight: set[int] = field(default_factory=set)
-    """Images of moments at which rows, frames or slots were not yet durable."""
+    """Images of moments at which rows, frames or slots were not yet durable (of the journal, on a
+    file)."""
     undone: int = 0
     """Images whose recovery took something back."""
     in_recovery: int = 0
@@ -58,7 +62,7 @@ class Rig:
     Args:
         plan: What to train.
         folder: A folder on tmpfs for the pools; emptied.
-        mode: "tso" or "weak".
+        mode: "tso" or "weak", "block" for plans on that medium.
         seed: Of all choices.
         images: How many to recover, about.
         problems_max: Stop after so many.
@@ -80,23 +84,32 @@ class Rig:
         self.choose = random.Random(seed)
         self.trace = record(plan, folder / "origin")
         shutil.rmtree(folder / "origin")
-        self._pages = [_pages_of(self.trace, number) for number in range(2)]
+        self._is_block = mode == "block"
+        self._in_flight = BlockMedium.IN_FLIGHT if self._is_block else IN_FLIGHT
+        self._pages = [_pages_of(self.trace, number) for number in range(len(plan.files))]
         self.tally = Tally()
         self._tried: set[tuple[int, Any]] = set()
         self._since_nested = 0
         self._moments = 1.0  # share of them that is tried
 
     def run(self) -> Tally:
-        medium = Medium([None, None])
+        medium = self._medium([None for _ in self.trace.plan.files])
         expect = Expect(self.trace.plan, self.trace.histories)
         events = self.trace.events
-        moments = int(np.isin(events["kind"], (FENCE, SYNC_END, MARK)).sum())
+        stops = (SYNC_END, MARK) if self._is_block else (FENCE, SYNC_END, MARK)
+        moments = int(np.isin(events["kind"], stops).sum())
         per_moment = self.images / moments
         self._moments = min(1.0, per_moment / _LEAST)
         shadow = Shadow(self.trace.plan)
         count = max(_LEAST, round(per_moment))
         self._explore(self.trace, medium, expect, count, shadow, is_nested=False)
         return self.tally
+
+    def _medium(self, contents: list[bytes | None]) -> Medium:
+        return BlockMedium(contents) if self._is_block else Medium(contents)
+
+    def _scratch(self, folder: str, medium: Medium) -> Scratch:
+        return Scratch(self.folder / folder, medium, self._pages, self.trace.plan.files)
 
     @property
     def is_over(self) -> bool:
@@ -112,8 +125,7 @@ class Rig:
         *,
         is_nested: bool,
     ) -> None:
-        folder = self.folder / ("nested" if is_nested else "images")
-        scratch = Scratch(folder, medium, self._pages)
+        scratch = self._scratch("nested" if is_nested else "images", medium)
         kinds = Kinds()
         for event, mark, following in _with_marks(trace):
             if self.is_over:
@@ -155,7 +167,7 @@ class Rig:
                 continue
             self._tried.add(mark)
             self.tally.keys.add(image.key)
-            if pending & IN_FLIGHT:
+            if pending & self._in_flight:
                 self.tally.in_flight.add(image.key)
             self.tally.in_recovery += is_nested
             found = self._try(scratch, image, expect)
@@ -168,7 +180,9 @@ class Rig:
             if not is_nested and self._since_nested >= 60 and found.has_undone:
                 self._since_nested = 0
                 self._crash_in_recovery(medium, image, expect)
-        share = _KILLS_AT_SLOT if "slot" in pending or expect.is_recovering else _KILLS
+        share = _KILLS_BLOCK if self._is_block else _KILLS
+        if expect.is_recovering or ("slot" in pending and not self._is_block):
+            share = _KILLS_AT_SLOT
         if not is_nested and self.choose.random() < share:
             self._kill_then_cut(medium, expect)
 
@@ -190,23 +204,23 @@ class Rig:
                 if where == number:
                     words[places] = values
             contents.append(words.tobytes()[:size] if size >= 0 else None)
-        self._recover_recorded(Medium(contents), expect)
+        self._recover_recorded(self._medium(contents), expect, is_rebooted=True)
 
     def _kill_then_cut(self, medium: Medium, expect: Expect) -> None:
         """The process is killed, a recovery builds on what was only in the cache, power fails."""
         if expect.acked is not None:
             killed = copy.deepcopy(medium)
             killed.forget_flushes()
-            self._recover_recorded(killed, expect)
+            self._recover_recorded(killed, expect, is_rebooted=False)
 
-    def _recover_recorded(self, medium: Medium, expect: Expect) -> None:
-        scratch = Scratch(self.folder / "recovered", medium, self._pages)
+    def _recover_recorded(self, medium: Medium, expect: Expect, *, is_rebooted: bool) -> None:
+        scratch = self._scratch("recovered", medium)
         scratch.put(medium.everything())
         exact = self.choose.random() < 0.6
         found: dict[str, Any] = {}
-        with recording(scratch.path) as recorded:
+        with recording(expect.plan, scratch.path) as recorded:
             try:
-                core = open_core(str(scratch.path))
+                core = expect.open(scratch.path, is_rebooted=is_rebooted)
                 found = core.recover(exact)
                 core.close(False)
             except Exception as error:
@@ -221,7 +235,7 @@ class Rig:
         expect.recovering({name: found[name] for name in names}, is_all_durable=not medium.pending)
         self._explore(trace, medium, expect, 10, None, is_nested=True)
         expect.recovered()
-        scratch = Scratch(self.folder / "nested", medium, self._pages)
+        scratch = self._scratch("nested", medium)
         kinds = Kinds()
         kinds.learn(medium.files[0].memory)
         self._try_all(scratch, medium, expect, kinds, 16, is_nested=True)
@@ -232,6 +246,8 @@ def _pages_of(trace: Trace, number: int) -> set[int]:
     for event in trace.events[(trace.events["kind"] == STORE) & (trace.events["file"] == number)]:
         first = int(event["first"])
         pages.update((trace.places[first : first + int(event["words"])] // 512).tolist())
+    if number == 0:  # a generation that a recovery rewrites has another place, and a longer record
+        pages.update({page + further for page in pages for further in range(_RECORD_PAGES)})
     return pages
 
 
@@ -262,8 +278,8 @@ def _apply(trace: Trace, medium: Medium, event: np.void) -> None:
         case kind if kind == SIZE:
             medium.resize(file, num_bytes)
         case kind if kind == SYNC_BEGIN:
-            medium.sync_begin(file)
+            medium.sync_begin(thread, file, offset, num_bytes)
         case kind if kind == SYNC_END:
-            medium.sync_end(file)
+            medium.sync_end(thread, file)
         case kind if kind == FOLDER:
             medium.folder(is_pool=trace.names[name].endswith("/pool"))

@@ -28,7 +28,7 @@ class Shadow:
         if event["file"] == 0:
             stray = [p for p in places.tolist() if Kinds().of(0, 8 * p) == "rest"]
             return [f"store into byte {8 * p} of the log, which has no use" for p in stray[:1]]
-        if self._phase in ("creation", "recovery"):
+        if event["file"] != 1 or self._phase in ("creation", "recovery"):
             return []
         if self._phase == "between":
             return [f"byte {8 * int(places[0])} of the tables changed outside a commit"]
@@ -45,10 +45,14 @@ class Shadow:
             case "recovering":
                 self._phase = "recovery"
                 return []
-            case "acked" | "recovered":
+            case "acked" if self.plan.is_block and self._phase == "commit":
+                return []  # of an older batch, while this one goes on
+            case "acked" | "recovered" | "committed":
                 self._phase = "between"
             case "history":
                 return []
+        if self.plan.is_block:
+            return []  # nothing waits for a sync
         left = {kinds.of(f, g * medium.granule_words * 8) for f, g in medium.pending}
         return [f"{kind} not durable at '{mark['what']}'" for kind in left - _MAY_BE_PENDING]
 

@@ -16,12 +16,17 @@ from power_rows import EPS, LR, Batch, Rows, RowTrainer, TableShape, make_batch
 from trainingcxl import _core
 from trainingcxl.pool.table import OPTIMIZERS
 
-__all__ = ["TRACES", "Plan", "State", "Trace", "Training", "dense_blob", "open_core", "record"]
+__all__ = [
+    "BLOCK_TRACES", "TRACES", "Plan", "State", "Trace", "Training", "dense_blob", "open_core",
+    "record", "recording",
+]  # fmt: skip
 
 # Weights and states of the first are streamed, of the second not: its rows share lines, and two
 # states a word.
 _TABLES = [TableShape("a", 30, 16, "adagrad"), TableShape("b", 12, 7, "rowwise-adagrad")]
 _WIDE = TableShape("wide", 3000, 64, "sgd")
+# Several sectors, with rows that few batches change.
+_BLOCK_TABLES = [TableShape("a", 80, 16, "adagrad"), TableShape("b", 40, 7, "rowwise-adagrad")]
 _EVENT = np.dtype(
     [
         *((name, "u4") for name in ("kind", "thread", "file", "name")),
@@ -48,14 +53,34 @@ class Plan:
     share: float = 1.0
     """Of the images that each plan gets; less where each takes long."""
     skipped: tuple[int, ...] = (4,)
+    medium: str = "fsdax"
+    """Or "block": an ordinary file, with a journal."""
+    lag_max: int = 8
+    padding: int = 150
+    """Bytes of a resume record, about."""
+    has_same_rows: bool = False
+    """Of every batch: frames of one size lie where others lay."""
+    delays: tuple[tuple[str, int], ...] = ()
+    """Microseconds that the recorded training waits at crash points: a slow medium."""
     steps: Callable[["Training"], None] = field(default=lambda training: None)
 
     @property
     def shapes(self) -> list[TableShape]:
-        return [*_TABLES, _WIDE] if self.wide_batch >= 0 else _TABLES
+        tables = _BLOCK_TABLES if self.is_block else _TABLES
+        return [*tables, _WIDE] if self.wide_batch >= 0 else tables
+
+    @property
+    def is_block(self) -> bool:
+        return self.medium == "block"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        return ("log", "data", "journal") if self.is_block else ("log", "data")
 
     def batch(self, history: int, number: int) -> Batch:
         made = make_batch(self.shapes, self.bags, self.lookups, history, number)
+        if self.has_same_rows:
+            return replace(made, ids=make_batch(self.shapes, self.bags, self.lookups, 0, 0).ids)
         if self.wide_batch >= 0:
             wide = np.arange(self.bags * self.lookups).reshape(self.bags, -1) % _WIDE.rows
             ids = wide if number == self.wide_batch else wide % 9
@@ -98,10 +123,11 @@ def dense_blob(plan: Plan, history: int, batch: int) -> bytes:
     return words.tobytes()
 
 
-def open_core(path: str) -> "_core.Pool":
+def open_core(plan: Plan, path: str, *, after_reboot: bool = False) -> "_core.Pool":
     return _core.Pool(
         path=path, device="", durability="power", read_only=False, unlocked=False,
-        trust_after_reboot=False, force_medium="fsdax", assume_reboot=False, sparse=False,
+        trust_after_reboot=False, force_medium=plan.medium, assume_reboot=after_reboot,
+        sparse=False,
     )  # fmt: skip
 
 
@@ -115,13 +141,15 @@ class Training:
         self.trainer: RowTrainer | None = None
         self.batch = 0
         self.revision = 0
+        self.durable = 0
+        """As reported (block)."""
         self.overlaps: list[float] = []
         self.fused = self.commits = 0
 
     # --- lives
 
     def create(self) -> None:
-        self.core = open_core(self.path)
+        self.core = open_core(self.plan, self.path)
         self.core.recover(True)
         self._start()
         if not self.core.tables():
@@ -148,7 +176,7 @@ class Training:
     def reopen(self, *, exact: bool = True, clean: bool = False, new_data: bool = False) -> None:
         """Ends this life and begins the next, with other data from here on if asked."""
         self.close(clean=clean)
-        self.core = open_core(self.path)
+        self.core = open_core(self.plan, self.path)
         self._mark("recovering")
         report = self.core.recover(exact)
         found = {key: report[key] for key in ("resumed_batch", "dense_batch", "is_exact")}
@@ -157,7 +185,7 @@ class Training:
 
     def go_on(self, batch: int, *, new_data: bool) -> None:
         """Trains on from a recovered batch."""
-        self.batch, self.revision = batch, 0
+        self.batch, self.revision, self.durable = batch, 0, batch
         if self.trainer is None:
             self.trainer = RowTrainer(self.plan.shapes, {})
         self.trainer.restore(self.histories[-1][batch].rows)
@@ -187,6 +215,7 @@ class Training:
                     announced[ahead] = self.core.announce([self._input(ahead)])
             if self.plan.undo_log != "fused":
                 time.sleep(0.003)  # so that the background has done its part
+            self.note_durable()
             self._step(number, announced[number])
             if number == through and through < self.plan.batches:
                 self.core.drop_announced()
@@ -207,7 +236,11 @@ class Training:
         self.batch, self.revision = number, 0
         self._mark("started", batch=number, revision=0, source=self.history)
         self.core.commit([(LR, EPS)] * len(self.plan.shapes), 1.0, self.record_bytes())
-        self._mark("acked", batch=number, revision=0)
+        if self.plan.is_block:
+            self._mark("committed")
+            self.note_durable()
+        else:
+            self._mark("acked", batch=number, revision=0)
         self.commits += 1
         if self.core.is_dense_due():
             self.capture()
@@ -220,7 +253,16 @@ class Training:
         self.capture()
         self.core.wait_dense()
         self.core.commit_record(self.record_bytes())
+        if self.plan.is_block:
+            self.core.sync()
         self._mark("acked", batch=self.batch, revision=self.revision)
+
+    def note_durable(self) -> None:
+        """Says which batch the library reports as durable, where that is not the committed one."""
+        if not self.plan.is_block or self.core.durable_batch() == self.durable:
+            return
+        self.durable = self.core.durable_batch()
+        self._mark("acked", batch=self.durable, revision=0)
 
     def capture(self) -> None:
         blob = np.frombuffer(dense_blob(self.plan, self.source, self.batch), np.uint8)
@@ -233,7 +275,9 @@ class Training:
 
     def record_bytes(self) -> bytes:
         record = {"batch": self.batch, "revision": self.revision, "source": self.source}
-        return json.dumps({**record, "padding": "." * 150}).encode()
+        # Differs from batch to batch in each sector, and in its length.
+        padding = f"{self.batch}.{self.revision}.{self.source}," * (self.plan.padding // 6)
+        return json.dumps({**record, "padding": padding}).encode()
 
     # --- inside
 
@@ -242,7 +286,7 @@ class Training:
         fixed = 0 if self.plan.wide_batch >= 0 else 2 << 20
         self.core.start(
             threads=self.plan.threads, lookahead=1, log_bytes=fixed, rows_per_batch_max=0,
-            undo_log=form, lag_max=8, journal_bytes=0,
+            undo_log=form, lag_max=self.plan.lag_max, journal_bytes=4096,
         )  # fmt: skip
         self.core.set_dense_every(self.plan.dense_every)
 
@@ -272,7 +316,7 @@ class Training:
 def record(plan: Plan, folder: Path) -> Trace:
     """Runs a plan in `folder`/pool."""
     path = folder / "pool"
-    with recording(path) as recorded:
+    with recording(plan, path, plan.delays) as recorded:
         training = Training(plan, str(path))
         training.create()
         plan.steps(training)
@@ -284,10 +328,12 @@ def record(plan: Plan, folder: Path) -> Trace:
 
 
 @contextlib.contextmanager
-def recording(path: Path) -> Iterator[list[tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]]:
+def recording(
+    plan: Plan, path: Path, delays: tuple[tuple[str, int], ...] = ()
+) -> Iterator[list[tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]]:
     """Records what happens to a pool; the list holds events, places, values, names at the end."""
     recorded: list[tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]] = []
-    _core.record_start([str(path / "log"), str(path / "data")])
+    _core.record_start([str(path / name) for name in plan.files], list(delays))
     try:
         yield recorded
     finally:
@@ -340,3 +386,42 @@ TRACES = {
              steps=_through),
     )
 }  # fmt: skip
+
+
+def _block(name: str, steps: Callable[[Training], None], **settings: Any) -> Plan:
+    """Few batches fill the journal: their resume records are long."""
+    usual = {"bags": 12, "lookups": 7, "padding": 36_000, "batches": 14, "lag_max": 2}
+    return Plan(name, medium="block", steps=steps, **{**usual, **settings})
+
+
+def _journaled(training: Training) -> None:
+    training.train(6)
+    training.commit_record()
+    training.train(10)
+    training.reopen(clean=True)
+    training.train(14)
+
+
+def _relive_journaled(training: Training) -> None:
+    training.train(6)
+    training.reopen(new_data=True)
+    training.train(9)
+    training.reopen(exact=False)
+    training.train(14)
+
+
+_SLOW_JOURNAL = (("journal: frames written", 5_000),)
+_SLOW_TABLES = (("data: sync", 300_000), ("dense: slice", 1_000))
+
+BLOCK_TRACES = {
+    plan.name: plan
+    for plan in (
+        _block("journal", _journaled),
+        _block("lag", _through, dense_every=1, lag_max=3, delays=_SLOW_JOURNAL),
+        _block("lag fused", _through, undo_log="fused", delays=_SLOW_JOURNAL),
+        _block("checkpoint", _through, delays=_SLOW_TABLES, batches=20, padding=24_000),
+        _block("relived", _relive_journaled, delays=_SLOW_JOURNAL),
+        _block("same rows", _relive_journaled, has_same_rows=True, dense_every=1),
+        _block("grown", _through, wide_batch=6, bags=16, lookups=8, delays=_SLOW_JOURNAL),
+    )
+}
