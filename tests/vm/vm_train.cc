@@ -24,8 +24,10 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core_pool.h"
+#include "row_check.h"
 #include "trainer.h"
 
 namespace {
@@ -181,11 +183,12 @@ class Training {
     for (const Table& table : store.tables()) {
       const TableView& v = table.view;
       const auto dim = static_cast<uint64_t>(v.dim);
-      const auto states = static_cast<uint64_t>(state_dim(v.optimizer, v.dim));
+      const auto states = static_cast<uint64_t>(v.state_floats());
       initialize_rows(v.weight, v.dim, 0, v.rows, kSeed, v.rows, kScale);
       p.flush(v.weight, v.rows * dim * sizeof(float));
       if (states == 0) continue;
       std::memset(v.state, 0, v.rows * states * sizeof(float));
+      if (v.has_check) set_checks(v, 0, v.rows);
       p.flush(v.state, v.rows * states * sizeof(float));
     }
     Persistence::fence();
@@ -251,7 +254,10 @@ class Training {
       if (!was_clean) fault += "not closed; ";
       if (report.resumed_batch != batch_) fault += text("at batch ", report.resumed_batch, "; ");
       if (different > 0) fault += text(different, " rows differ; ");
-      for (const Damage& damage : verify(again.store())) fault += one_line(damage.what) + "; ";
+      std::vector<Damage> damages = verify(again.store());
+      verify_journal(again.store(), damages);
+      verify_rows(again.store(), damages);
+      for (const Damage& damage : damages) fault += one_line(damage.what) + "; ";
       again.close(true);
       return fault;
     } catch (const Error& error) {
