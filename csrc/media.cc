@@ -38,17 +38,8 @@
 namespace tcxl {
 
 const char* medium_name(MediumKind kind) {
-  switch (kind) {
-    case MediumKind::kDevDax:
-      return "devdax";
-    case MediumKind::kFsDax:
-      return "fsdax";
-    case MediumKind::kTmpfs:
-      return "tmpfs";
-    case MediumKind::kBlock:
-      return "block";
-  }
-  return "?";
+  constexpr const char* kNames[] = {"devdax", "fsdax", "tmpfs", "block"};
+  return kNames[static_cast<uint32_t>(kind)];
 }
 
 const char* durability_name(DurabilityLevel level) {

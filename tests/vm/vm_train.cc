@@ -6,8 +6,8 @@
 //
 // Lines are "@NAME opening exact|latest", "@NAME opened {...}", "@NAME durable BATCH DENSE" and
 // "@NAME done {...}". LIFE varies what can be chosen in a pool; BATCHES: end in order after so
-// many. control=early: a pool that breaks its promises, which the rig must find: rows are updated
-// without undo records, and on a file batches are called durable as soon as they are committed.
+// many. control=early: pools of level `process` that are called durable, on persistent memory also
+// without undo records: the rig must find that.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -24,8 +24,10 @@
 #include <sstream>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "core_pool.h"
+#include "row_check.h"
 #include "trainer.h"
 
 namespace {
@@ -95,13 +97,12 @@ class Training {
     say(arguments_, arguments_.is_exact() ? "opening exact" : "opening latest");
     std::string fault = look_as_reader();
     const auto began = std::chrono::steady_clock::now();
-    pool_ = std::make_unique<CorePool>(arguments_.pool, arguments_.device, "power", false, false,
-                                       false, "", false, false);
+    pool_ = open_pool(false);
     const RecoveryReport report = pool_->recover(arguments_.is_exact());
     const std::chrono::duration<double, std::milli> took = std::chrono::steady_clock::now() - began;
     EngineOptions options;
     options.threads = 2;
-    options.without_log = arguments_.is_early;
+    options.without_log = arguments_.is_early && pool_->store().medium().kind != MediumKind::kBlock;
     options.undo_form = kForms[arguments_.life % std::size(kForms)];
     pool_->start(options);
     pool_->engine().set_dense_every(kDenseEvery[arguments_.life % std::size(kDenseEvery)]);
@@ -143,6 +144,12 @@ class Training {
   }
 
  private:
+  std::unique_ptr<CorePool> open_pool(bool read_only) const {
+    return std::make_unique<CorePool>(arguments_.pool, arguments_.device,
+                                      arguments_.is_early ? "process" : "power", read_only, false,
+                                      arguments_.is_early, "", false, false);
+  }
+
   void say_opened(const RecoveryReport& report, double milliseconds, const std::string& fault) {
     const Store& store = pool_->store();
     say(arguments_,
@@ -158,8 +165,8 @@ class Training {
   // A reader must find what the trainer will, without changing anything.
   std::string look_as_reader() {
     try {
-      CorePool reader(arguments_.pool, arguments_.device, "power", true, false, false, "", false,
-                      false);
+      const auto pool = open_pool(true);
+      CorePool& reader = *pool;
       const RecoveryReport report = reader.recover(arguments_.is_exact());
       if (!report.has_point) return "";
       reference_.train_through(report.resumed_batch);
@@ -181,11 +188,12 @@ class Training {
     for (const Table& table : store.tables()) {
       const TableView& v = table.view;
       const auto dim = static_cast<uint64_t>(v.dim);
-      const auto states = static_cast<uint64_t>(state_dim(v.optimizer, v.dim));
+      const auto states = static_cast<uint64_t>(v.state_floats());
       initialize_rows(v.weight, v.dim, 0, v.rows, kSeed, v.rows, kScale);
       p.flush(v.weight, v.rows * dim * sizeof(float));
       if (states == 0) continue;
       std::memset(v.state, 0, v.rows * states * sizeof(float));
+      if (v.has_check) set_checks(v, 0, v.rows);
       p.flush(v.state, v.rows * states * sizeof(float));
     }
     Persistence::fence();
@@ -242,8 +250,8 @@ class Training {
   // What is wrong with the closed pool; empty if nothing is.
   std::string look_at_end(bool read_only) const {
     try {
-      CorePool again(arguments_.pool, arguments_.device, "power", read_only, false, false, "",
-                     false, false);
+      const auto pool = open_pool(read_only);
+      CorePool& again = *pool;
       const bool was_clean = again.store().was_clean();
       const RecoveryReport report = again.recover(false);
       const uint64_t different = reference_.count_different(again.store());
@@ -251,7 +259,10 @@ class Training {
       if (!was_clean) fault += "not closed; ";
       if (report.resumed_batch != batch_) fault += text("at batch ", report.resumed_batch, "; ");
       if (different > 0) fault += text(different, " rows differ; ");
-      for (const Damage& damage : verify(again.store())) fault += one_line(damage.what) + "; ";
+      std::vector<Damage> damages = verify(again.store());
+      verify_journal(again.store(), damages);
+      verify_rows(again.store(), damages);
+      for (const Damage& damage : damages) fault += one_line(damage.what) + "; ";
       again.close(true);
       return fault;
     } catch (const Error& error) {
@@ -288,9 +299,8 @@ class Training {
 
   // The dense part is as durable as its batch.
   void say_durable() {
-    const bool is_later = pool_->journal() != nullptr && !arguments_.is_early;
     const uint64_t durable =
-        is_later ? pool_->journal()->durable_batch() : pool_->engine().committed();
+        pool_->journal() ? pool_->journal()->durable_batch() : pool_->engine().committed();
     const uint64_t dense = pool_->engine().dense_batch();
     if (dense <= durable) durable_dense_ = dense;
     say(arguments_, text("durable ", durable, " ", durable_dense_));
