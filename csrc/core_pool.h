@@ -12,6 +12,7 @@
 #include "errors.h"
 #include "journal_recovery.h"
 #include "recovery.h"
+#include "rewind.h"
 
 namespace tcxl {
 
@@ -64,10 +65,19 @@ class CorePool {
       store_.sync_all();
     }
   }
+  // The batches that the pool can be taken back to; the present one is not among them.
+  std::vector<RewindPoint> rewind_points() {
+    if (store_.is_read_only())
+      return tcxl::rewind_points(store_, undo_, dense_, report_.resumed_batch);
+    return engine().rewind_points();
+  }
+  RecoveryReport rewind(uint64_t batch) { return report_ = engine().rewind(batch); }
   RecoveryReport recover(bool exact) {
     if (store_.needs_journal()) {
       const JournalFile file(store_);
-      if (file.slot()) {
+      if (file.slot() && is_told_by_slot(*file.slot())) {
+        // A rewind made log and tables durable before it began: the journal is that of before.
+      } else if (file.slot()) {
         report_ = recover_from_journal(store_, undo_, dense_, file, exact);
       } else {
         store_.forget_creation();
@@ -115,6 +125,11 @@ class CorePool {
   }
 
  private:
+  bool is_told_by_slot(const layout::JournalSlot& journal) const {
+    return store_.slot() && store_.slot()->journal_life != 0 &&
+           store_.slot()->journal_life == journal.life;
+  }
+
   Store store_;
   UndoLog undo_;
   DenseLog dense_;

@@ -25,6 +25,7 @@ _SUBCOMMANDS = {
     "evaluate": "Judge the model in a pool on held-out data, or on any other.",
     "predict": "Score data with the model in a pool; writes Parquet.",
     "snapshot": "Copy one committed batch of a pool, also while it is trained.",
+    "rewind": "Take a pool back to an earlier batch, or list those it can go back to.",
     "inspect": "Show what a pool holds and where its training stands.",
     "verify": "Check all checksums and invariants of a pool.",
     "doctor": "Say what a pool at a path would get: medium, speed, durability, limits.",
