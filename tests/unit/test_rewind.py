@@ -201,7 +201,7 @@ def test_what_cannot_be_reached(bench):
             pool.rewind()
         assert pool.digest() == before
         train(pool, 11)
-        with pytest.raises(PoolError, match="run.rewind"):
+        with pytest.raises(PoolError, match=r"run\.rewind"):
             pool.rewind(batches=1)
     with pytest.raises(ValueError, match="keep_dense is 15"):
         bench.open(keep_dense=15)
@@ -236,3 +236,161 @@ def test_command(any_bench, whole):
     with any_bench.open() as pool:
         train(pool)
         assert pool.digest() == whole
+
+
+def train_and_rewind(pool, back_at, batches, *, loader=None, leave="break", until=BATCHES):
+    """Trains to the end; at batch `back_at` it goes back once, from inside the loop."""
+    job = Job(
+        pool,
+        state={"count": Counter()},
+        dense_every=1,
+        sparse_of=lambda ids: ids,
+    )
+    counter = job.run._state["count"]
+    loader = loader or Data()
+    went, seen = None, []
+    for _ in job.run.epochs(-(-BATCHES // 12)):
+        for ids in job.run.batches(loader):
+            if job.run.committed_batch == back_at and went is None:
+                went = job.run.rewind(batches)
+                assert job.run.committed_batch == went <= back_at - batches
+                if leave == "break":
+                    break
+                continue
+            counter.count += 1
+            seen.append(job.run.committed_batch)
+            job.run.step(job.loss(ids, scale=1 + 0.1 * torch.rand(()).item()))
+            assert counter.count == job.run.committed_batch
+            pool.core.wait_dense()
+    return went, seen
+
+
+@pytest.mark.parametrize("leave", ["break", "continue"])
+@pytest.mark.parametrize(("back_at", "batches"), [(9, 1), (20, 5), (20, 12), (13, 1), (12, 3)])
+def test_in_a_loop(any_bench, whole, back_at, batches, leave):
+    """Within an epoch, back over its start, and at its first batch."""
+    with any_bench.open() as pool:
+        went, seen = train_and_rewind(pool, back_at, batches, leave=leave)
+        assert pool.digest() == whole
+    assert seen == [*range(back_at), *range(went, BATCHES)]
+    assert verify(any_bench.path) == []
+
+
+class Stateful:
+    """As torchdata's loaders: goes on from the state of the last batch consumed."""
+
+    per_epoch = 12
+
+    def __init__(self):
+        self.epoch = self.next = 0
+
+    def state_dict(self):
+        return {"epoch": self.epoch, "next": self.next}
+
+    def load_state_dict(self, state):
+        self.epoch, self.next = state["epoch"], state["next"]
+
+    def __iter__(self):
+        if self.next == self.per_epoch:
+            self.epoch, self.next = self.epoch + 1, 0
+        while self.next < self.per_epoch:
+            generator = torch.Generator().manual_seed(1000 * self.epoch + self.next)
+            self.next += 1
+            yield torch.randint(0, ROWS, (6, 2), generator=generator)
+
+
+@pytest.mark.filterwarnings("ignore:this loader has no state_dict")
+@pytest.mark.parametrize("kind", ["torch", "torch with a generator"])
+@pytest.mark.parametrize(("back_at", "batches"), [(8, 2), (17, 9)])
+def test_loaders_that_draw_from_generators(bench, kind, back_at, batches):
+    """A torch DataLoader with shuffling is iterated anew and skipped to the place."""
+
+    def loader():
+        generator = torch.Generator().manual_seed(5) if "with" in kind else None
+        data = torch.arange(144).reshape(72, 2) % ROWS
+        return torch.utils.data.DataLoader(data, batch_size=6, shuffle=True, generator=generator)
+
+    with bench.open(bench.folder / "whole.pool") as pool:
+        train_and_rewind(pool, -1, 1, loader=loader())
+        expected = pool.digest()
+    with bench.open() as pool:
+        went, _ = train_and_rewind(pool, back_at, batches, loader=loader())
+        assert went is not None
+        assert pool.digest() == expected
+
+
+def test_bad_data_is_left_out(bench):
+    """The loop of the docstring: back, and the bad batch is skipped when it comes again."""
+    with bench.open() as pool:
+        job = Job(pool, dense_every=1, sparse_of=lambda ids: ids)
+        bad, order = set(), []
+        for _ in job.run.epochs(1):
+            for ids in job.run.batches(Data()):
+                order.append(job.run.batch)
+                if (job.run.epoch, job.run.batch) in bad:
+                    job.run.skip()
+                    continue
+                if job.run.batch == 8:
+                    bad.add((job.run.epoch, job.run.batch))
+                    job.run.rewind(2)
+                    break
+                job.run.step(job.loss(ids))
+                pool.core.wait_dense()
+        assert order == [*range(9), *range(6, 12)]
+        assert (job.run.committed_batch, job.run.finished) == (12, True)
+        digest = pool.digest()
+    with bench.open(bench.folder / "other.pool") as pool:
+        job = Job(pool, dense_every=1, sparse_of=lambda ids: ids)
+        for _ in job.run.epochs(1):
+            for ids in job.run.batches(Data()):
+                if job.run.batch == 8:
+                    job.run.skip()
+                else:
+                    job.run.step(job.loss(ids))
+        assert pool.digest() == digest
+
+
+def test_a_rewind_that_is_refused_changes_nothing(bench, whole_process):
+    with bench.open(keep_dense=0) as pool:
+        job = Job(pool, state={"count": Counter()}, dense_every=1, sparse_of=lambda ids: ids)
+        counter = job.run._state["count"]
+        refused = 0
+        for _ in job.run.epochs(2):
+            for ids in job.run.batches(Data()):
+                if job.run.committed_batch % 5 == 4:
+                    with pytest.raises(RecoveryError, match="exact points: "):
+                        job.run.rewind(4)
+                    refused += 1
+                counter.count += 1
+                job.run.step(job.loss(ids, scale=1 + 0.1 * torch.rand(()).item()))
+        assert refused == 4
+        assert pool.digest() == whole_process
+
+
+@pytest.fixture
+def whole_process(bench):
+    """As `whole`, of level process."""
+    with bench.open(bench.folder / "whole.pool") as pool:
+        train(pool)
+        return pool.digest()
+
+
+def test_rewind_while_a_snapshot_is_taken(bench):
+    """The snapshot is completed first: it never holds rows of two batches."""
+    with bench.open() as pool:
+        job = train(pool, 15)
+        expected = pool.digest()
+        pool.snapshot(bench.folder / "copy", wait=False)
+        job.run.rewind(4)
+        assert pool.committed_batch <= 11
+    with bench.open(bench.folder / "copy", read_only=True) as copy:
+        assert copy.digest() == expected
+
+
+def test_rewind_of_a_stateful_loader(bench):
+    with bench.open(bench.folder / "whole.pool") as pool:
+        train_and_rewind(pool, -1, 1, loader=Stateful())
+        expected = pool.digest()
+    with bench.open() as pool:
+        train_and_rewind(pool, 17, 8, loader=Stateful())
+        assert pool.digest() == expected

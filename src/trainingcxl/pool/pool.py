@@ -141,11 +141,7 @@ class Pool:
             assume_reboot=_assume_reboot,
             sparse=_medium == "sparse",
         )
-        try:
-            found = self._core.recover(resume == "exact")
-        except BaseException:
-            self._core.close(False)  # the error's traceback keeps this object alive, not the lock
-            raise
+        found = self._recover(resume == "exact")
         facts = self._core.facts()
         self.uuid: str = facts["uuid"]
         self.medium: str = facts["medium"]
@@ -186,6 +182,13 @@ class Pool:
         except (TrainingCXLError, OSError):
             if not read_only:
                 _remove_empty_pool(self.path, keep=not_ours, remove_folder=is_new_folder)
+            raise
+
+    def _recover(self, is_exact: bool) -> Mapping[str, Any]:
+        try:
+            return self._core.recover(is_exact)
+        except BaseException:
+            self._core.close(False)  # the error's traceback keeps this object alive, not the lock
             raise
 
     @property
@@ -345,6 +348,11 @@ class Pool:
             self._snapshot.wait()
         return self._snapshot
 
+    def _finish_snapshots(self) -> None:
+        self.desk.finish()
+        if self._snapshot is not None and not self._snapshot.is_done:
+            self._snapshot.wait()
+
     def _take(self, path: str) -> Snapshot:
         return self.snapshot(path, wait=False)
 
@@ -352,8 +360,9 @@ class Pool:
 
     def rewind_points(self) -> list[RewindPoint]:
         """Batches before the committed one that `rewind` or the undo log alone reaches, newest
-        first. Reads all that the undo log keeps.
+        first. Reads all that the undo log keeps. Waits for a snapshot that is being taken.
         """
+        self._finish_snapshots()
         return find_points(self._core, self.committed_batch)
 
     def rewind(self, *, batches: int | None = None, to: int | None = None) -> RecoveryReport:
@@ -398,9 +407,7 @@ class Pool:
         if not self._finalizer.alive:
             return
         try:
-            self.desk.finish()
-            if self._snapshot is not None and not self._snapshot.is_done:
-                self._snapshot.wait()
+            self._finish_snapshots()
             while self._closers and os.getpid() == self._owner_pid:
                 self._closers.pop()()
         finally:

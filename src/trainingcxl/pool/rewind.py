@@ -24,7 +24,7 @@ class RewindPoint:
     batches_back: int
     is_exact: bool
     """Its dense part is kept: training goes on from it bit for bit. Else its tables alone could be
-    put back, and neither dense part nor position would be those of that batch: no rewind goes there.
+    put back; dense part and position would not be those of that batch: no rewind goes there.
     """
     epoch: int | None
     position: int | None
@@ -32,7 +32,9 @@ class RewindPoint:
 
 
 def find_points(core: "_core.Pool", committed: int) -> list[RewindPoint]:
-    """Every point within the horizon, newest first. Reads and checks all that the undo log keeps."""
+    """Every point within the horizon, newest first. Reads and checks all that the undo log
+    keeps.
+    """
     points = []
     for batch, resume in core.rewind_points():
         record = {} if resume is None else json.loads(resume)
