@@ -263,6 +263,19 @@ void bind_rewind(nb::class_<CorePool>& pool) {
       "batch"_a);
 }
 
+void bind_repair(nb::class_<CorePool>& pool) {
+  // (batch, batch of the dense part), newest first.
+  pool.def("repair_points", [](CorePool& self) {
+    std::vector<std::pair<uint64_t, uint64_t>> out;
+    for (const RepairPoint& point : self.repair_points())
+      out.emplace_back(point.batch, point.generation.header.batch);
+    return out;
+  });
+  pool.def(
+      "repair", [](CorePool& self, uint64_t batch) { return report_dict(self.repair(batch)); },
+      "batch"_a);
+}
+
 void bind_pool(nb::module_& m) {
   nb::class_<CorePool> pool(m, "Pool",
                             "One open pool: files, logs, engine. Private; use trainingcxl.Pool.");
@@ -306,6 +319,7 @@ void bind_pool(nb::module_& m) {
   bind_contents(pool);
   bind_evidence(pool);
   bind_rewind(pool);
+  bind_repair(pool);
   bind_engine(m, pool);
 }
 

@@ -12,6 +12,7 @@
 #include "errors.h"
 #include "journal_recovery.h"
 #include "recovery.h"
+#include "repair.h"
 #include "rewind.h"
 
 namespace tcxl {
@@ -72,6 +73,29 @@ class CorePool {
     return engine().rewind_points();
   }
   RecoveryReport rewind(uint64_t batch) { return report_ = engine().rewind(batch); }
+  // For a pool that recover() refuses, in its place.
+  std::vector<RepairPoint> repair_points() {
+    undo_.attach();
+    return tcxl::repair_points(store_, undo_, dense_);
+  }
+  RecoveryReport repair(uint64_t batch) {
+    if (store_.needs_journal())
+      fail(ErrorKind::kPool, "the machine restarted while pool '", store_.path(),
+           "' was open: only its journal tells where it stands\n  do:    restore it from a copy");
+    for (const RepairPoint& point : repair_points()) {
+      if (point.batch != batch) continue;
+      uint64_t journal_life = 0;
+      if (store_.has_journal()) {
+        const JournalFile file(store_);
+        if (file.slot()) journal_life = file.slot()->life;
+      }
+      report_ = tcxl::repair(store_, undo_, dense_, point, journal_life);
+      if (store_.has_journal()) Journal(store_).rebase(*store_.slot());
+      return report_;
+    }
+    fail(ErrorKind::kRecovery, "batch ", batch, " of pool '", store_.path(),
+         "' cannot be reached\n  state: nothing was changed");
+  }
   RecoveryReport recover(bool exact) {
     if (store_.needs_journal()) {
       const JournalFile file(store_);

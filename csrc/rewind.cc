@@ -7,17 +7,14 @@ namespace tcxl {
 
 using namespace layout;
 
-namespace {
-
-// Whether a generation is of the history that leads to the commit of life `life`: no life that
-// began before its batch is later than its own. The entry of its batch in the directory says which
-// life trained it last.
 bool is_on_line(const UndoLog& undo, const DenseHeader& h, uint64_t life) {
   if (h.life > life) return false;
   if (h.batch == 0) return true;
   const auto trained = undo.find_on_line(h.batch, life);
   return trained && trained->life <= h.life;
 }
+
+namespace {
 
 // The generation of a batch that a rewind may go to; of several that of the latest life.
 std::optional<Generation> generation_of(const UndoLog& undo, const DenseLog& dense, uint64_t batch,

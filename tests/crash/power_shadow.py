@@ -42,7 +42,7 @@ class Shadow:
             case "started":
                 self._begin(mark, medium)
                 return []
-            case "recovering":
+            case "recovering" | "rewinding":
                 self._phase = "recovery"
                 return []
             case "acked" | "recovered":

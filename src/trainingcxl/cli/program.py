@@ -28,6 +28,7 @@ _SUBCOMMANDS = {
     "rewind": "Take a pool back to an earlier batch, or list those it can go back to.",
     "inspect": "Show what a pool holds and where its training stands.",
     "verify": "Check all checksums and invariants of a pool.",
+    "repair": "Say what of a damaged pool can be reached, and go there.",
     "doctor": "Say what a pool at a path would get: medium, speed, durability, limits.",
     "torture": "Kill a small training again and again, on your own disk, and compare.",
     "schema": "Guess the schema of a CSV or Parquet file.",
