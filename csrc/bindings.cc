@@ -271,6 +271,7 @@ void bind_repair(nb::class_<CorePool>& pool) {
       out.emplace_back(point.batch, point.generation.header.batch);
     return out;
   });
+  pool.def("clear_damaged", [](CorePool& self) { self.clear_damaged(); });
   pool.def(
       "repair", [](CorePool& self, uint64_t batch) { return report_dict(self.repair(batch)); },
       "batch"_a);

@@ -78,6 +78,8 @@ class CorePool {
     undo_.attach();
     return tcxl::repair_points(store_, undo_, dense_);
   }
+  // For a pool that opens all the same.
+  void clear_damaged() { tcxl::clear_damaged(store_, dense_); }
   RecoveryReport repair(uint64_t batch) {
     if (store_.needs_journal())
       fail(ErrorKind::kPool, "the machine restarted while pool '", store_.path(),

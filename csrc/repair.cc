@@ -19,9 +19,9 @@ std::optional<Generation> newest_sound(const UndoLog& undo, const DenseLog& dens
     Generation g;
     if (!dense.check_header(area, g).empty() || g.header.batch > batch) continue;
     if (!is_on_line(undo, g.header, life) || !dense.check_area(area, g).empty()) continue;
-    const bool is_newer = !found || g.header.batch > found->header.batch ||
-                          (g.header.batch == found->header.batch &&
-                           g.header.life > found->header.life);
+    const bool is_newer =
+        !found || g.header.batch > found->header.batch ||
+        (g.header.batch == found->header.batch && g.header.life > found->header.life);
     if (is_newer) found = g;
   }
   return found;
@@ -37,7 +37,8 @@ bool has_sound_flags(const UndoLog& undo, const Slot& slot) {
   return true;
 }
 
-// So that `verify` finds no damage in what nobody reads any more.
+}  // namespace
+
 void clear_damaged(Store& store, const DenseLog& dense) {
   for (uint32_t area = 0; area < kDenseAreas; ++area) {
     Generation g;
@@ -48,8 +49,6 @@ void clear_damaged(Store& store, const DenseLog& dense) {
     store.persistence().persist(header, sizeof(DenseHeader));
   }
 }
-
-}  // namespace
 
 std::vector<RepairPoint> repair_points(const Store& store, const UndoLog& undo,
                                        const DenseLog& dense) {

@@ -18,9 +18,9 @@ struct RewindPoint {
   std::optional<Generation> generation;  // none: the tables alone can be taken back to it
 };
 
-// Whether a generation is of the history that leads to the commit of life `life`: no life that began
-// before its batch is later than its own. The entry of its batch in the directory says which life
-// trained it last.
+// Whether a generation is of the history that leads to the commit of life `life`: no life that
+// began before its batch is later than its own. The entry of its batch in the directory says which
+// life trained it last.
 bool is_on_line(const UndoLog& undo, const layout::DenseHeader& header, uint64_t life);
 
 // The batches before `batch`, the present one, that the undo log reaches; newest first. Checks

@@ -24,8 +24,9 @@ def command(ctx: click.Context, pool: Path, to: int | None, yes: bool, as_json: 
     """Say what of the damaged POOL can be reached and what is lost; with --yes go there.
 
     For damage alone, as `verify` reports it or an opening refuses it: a sound pool is refused. By
-    default the newest exact point is chosen; the head of the log is kept in the pool's folder
-    first. Rows carry no checksum: damage inside the tables is not seen, here neither.
+    default the newest exact point is chosen, and none if POOL opens as it is: then what is damaged
+    is cleared. The head of the log is kept in the pool's folder first. Rows carry no checksum:
+    damage inside the tables is not seen, here neither.
 
     Exits with 3 if nothing was changed.
     """
@@ -44,13 +45,15 @@ def command(ctx: click.Context, pool: Path, to: int | None, yes: bool, as_json: 
         ctx.exit(3)
 
 
-def _describe(pool: Path, found: Examination, point: RepairPoint) -> dict[str, Any]:
+def _describe(pool: Path, found: Examination, point: RepairPoint | None) -> dict[str, Any]:
     lost = []
-    if found.committed_batch is not None and point.batch < found.committed_batch:
+    if point is None:
+        lost.append("the dense parts that are damaged: rewind cannot go there")
+    elif found.committed_batch is not None and point.batch < found.committed_batch:
         lost.append(
             f"batches {point.batch + 1} to {found.committed_batch}: training does them again"
         )
-    if not point.is_exact:
+    if point is not None and not point.is_exact:
         lost.append(
             f"the dense part after batch {point.dense_batch}: rows of batch {point.batch} go on "
             "with that older one"
@@ -63,7 +66,7 @@ def _describe(pool: Path, found: Examination, point: RepairPoint) -> dict[str, A
         "reachable": [
             {**asdict(one), "kind": "exact" if one.is_exact else "latest"} for one in found.points
         ],
-        "chosen": point.batch,
+        "chosen": None if point is None else point.batch,
         "lost": lost,
     }
 
@@ -75,9 +78,11 @@ def _show(result: dict[str, Any]) -> None:
         click.echo(f"refused: {result['refusal']}")
     for point in result["reachable"]:
         click.echo(f"reachable: {key_values(point)}")
-    for text in result["lost"] or ["nothing"]:
+    for text in result["lost"]:
         click.echo(f"lost: {text}")
+    chosen = result["chosen"]
+    where = "the batch that any opening finds" if chosen is None else f"batch {chosen}"
     if result["repaired"]:
-        click.echo(f"repaired: batch {result['chosen']}; the head as it was: {result['head_kept']}")
+        click.echo(f"repaired: at {where}; the head as it was: {result['head_kept']}")
     else:
-        click.echo(f"nothing was changed; --yes goes to batch {result['chosen']}")
+        click.echo(f"nothing was changed; --yes goes to {where}")

@@ -37,12 +37,15 @@ class Examination:
     points: list[RepairPoint] = field(default_factory=list)
     """Newest first."""
 
-    def choose(self, path: Path, to: int | None) -> RepairPoint:
-        """The point to go to: the one asked for, or the newest exact one, or the newest.
+    def choose(self, path: Path, to: int | None) -> RepairPoint | None:
+        """The point to go to: the one asked for; else none, if the pool opens as it is; else the
+        newest exact one, or the newest.
 
         Raises:
             RecoveryError: It is not reachable; or nothing is.
         """
+        if to is None and not self.refusal:
+            return None
         if not self.points:
             raise RecoveryError(
                 f"nothing of pool '{path}' can be reached: what says where its rows stand is "
@@ -95,8 +98,12 @@ def examine(path: str | os.PathLike[str]) -> Examination:
     )
 
 
-def repair(path: str | os.PathLike[str], point: RepairPoint) -> Path:
+def repair(path: str | os.PathLike[str], point: RepairPoint | None) -> Path:
     """Takes a damaged pool to a point that `examine` found; clears damaged dense parts.
+
+    Args:
+        path: The pool's folder.
+        point: None: where any opening takes it.
 
     Returns:
         Where the head of the log is kept as it was.
@@ -109,7 +116,11 @@ def repair(path: str | os.PathLike[str], point: RepairPoint) -> Path:
     is_done = False
     try:
         kept = _keep_head(Path(path))
-        core.repair(point.batch)
+        if point is None:
+            core.recover(True)
+            core.clear_damaged()
+        else:
+            core.repair(point.batch)
         is_done = True
     finally:
         core.close(is_done)
