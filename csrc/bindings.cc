@@ -7,6 +7,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include "bind_synthetic.h"
 #include "crc32c.h"
 #include "errors.h"
+#include "row_check.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -50,6 +52,7 @@ nb::list tables_list(CorePool& pool) {
     d["embedding_dim"] = table.record.dim;
     d["optimizer"] = table.record.optimizer;
     d["state_dim"] = state_dim(table.view.optimizer, table.view.dim);
+    d["has_check"] = table.view.has_check;
     d["weight_bytes"] = table.record.weight_bytes;
     d["state_bytes"] = table.record.state_bytes;
     d["weight_offset"] = table.record.weight_offset;
@@ -80,13 +83,14 @@ nb::dict facts_dict(CorePool& pool) {
   d["was_created"] = store.was_created();
   d["was_clean"] = store.was_clean();
   d["creation_note"] = store.creation_note();
+  d["had_failed_sync"] = store.had_failed_sync();
   d["has_journal"] = store.has_journal();
   d["needs_journal"] = store.needs_journal();
   return d;
 }
 
 size_t add_table(CorePool& pool, const std::string& name, uint64_t rows, uint32_t dim,
-                 uint32_t optimizer, uint64_t seed, uint64_t key, float scale) {
+                 uint32_t optimizer, uint64_t seed, uint64_t key, float scale, bool has_check) {
   if (name.empty() || name.size() >= layout::kTableNameBytes)
     fail(ErrorKind::kValue, "table name '", name, "' must have 1 to ", layout::kTableNameBytes - 1,
          " bytes");
@@ -101,6 +105,7 @@ size_t add_table(CorePool& pool, const std::string& name, uint64_t rows, uint32_
   record.init_seed = seed;
   record.init_key = key;
   record.init_scale = scale;
+  record.has_check = has_check ? 1 : 0;
   return pool.store().add_table(record);
 }
 
@@ -115,7 +120,7 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> column(nb::handle owner, float* data,
 void initialize(CorePool& pool, size_t index, uint64_t begin, uint64_t end) {
   const Table& table = table_at(pool, index);
   if (begin > end || end > table.view.rows) throw nb::index_error("rows out of range");
-  const auto states = static_cast<uint64_t>(state_dim(table.view.optimizer, table.view.dim));
+  const auto states = static_cast<uint64_t>(table.view.state_floats());
   const auto dim = static_cast<uint64_t>(table.view.dim);
   nb::gil_scoped_release released;
   pool.store().check_alive();
@@ -126,6 +131,7 @@ void initialize(CorePool& pool, size_t index, uint64_t begin, uint64_t end) {
   if (states > 0) {
     float* state = table.view.state + begin * states;
     std::memset(state, 0, (end - begin) * states * sizeof(float));
+    if (table.view.has_check) set_checks(table.view, begin, end);
     pool.store().persistence().flush(state, (end - begin) * states * sizeof(float));
   }
   pool.store().persistence().fence();
@@ -153,7 +159,7 @@ void translate(const std::exception_ptr& pointer, void*) {
 }
 
 void bind_evidence(nb::class_<CorePool>& pool) {
-  // The three below look at the bytes alone: they serve `inspect`, which never recovers.
+  // The four below look at the bytes alone: they serve `inspect`, which never recovers.
   pool.def("newest_dense_batch", [](CorePool& self) -> std::optional<uint64_t> {
     const auto generation = self.evidence();
     return generation ? std::optional(generation->header.batch) : std::nullopt;
@@ -161,6 +167,11 @@ void bind_evidence(nb::class_<CorePool>& pool) {
   pool.def("horizon_batches", [](CorePool& self) -> uint64_t {
     const auto generation = self.evidence();
     return generation ? self.store().slot()->batch - generation->header.batch : 0;
+  });
+  pool.def("journal_durable", [](CorePool& self) -> std::optional<uint64_t> {
+    const std::string path = self.store().path() + "/journal";
+    if (::access(path.c_str(), F_OK) != 0) return std::nullopt;
+    return newest_durable(JournalFile(self.store()));
   });
   pool.def("log_bytes_live", [](CorePool& self) -> uint64_t {
     const auto generation = self.evidence();
@@ -202,7 +213,7 @@ void bind_contents(nb::class_<CorePool>& pool) {
     return nb::bytes(resume.data(), resume.size());
   });
   pool.def("add_table", &add_table, "name"_a, "rows"_a, "dim"_a, "optimizer"_a, "seed"_a, "key"_a,
-           "scale"_a);
+           "scale"_a, "has_check"_a = false);
   pool.def("initialize_rows", &initialize, "table"_a, "begin"_a, "end"_a);
   pool.def("commit_tables", [](CorePool& self) { self.store().commit_tables(); });
   pool.def(
@@ -217,16 +228,18 @@ void bind_contents(nb::class_<CorePool>& pool) {
       [](nb::handle self, size_t index) {
         const Table& t = table_at(nb::cast<CorePool&>(self), index);
         return column(self, t.view.state, t.view.rows,
-                      static_cast<uint64_t>(state_dim(t.view.optimizer, t.view.dim)));
+                      static_cast<uint64_t>(t.view.state_floats()));
       },
       "table"_a);
   pool.def("verify", [](CorePool& self) {
     std::vector<std::tuple<std::string, std::string, std::string>> out;
     std::vector<Damage> found = verify(self.store());
     verify_journal(self.store(), found);
+    verify_rows(self.store(), found);
     for (const Damage& d : found) out.emplace_back(d.region, d.where, d.what);
     return out;
   });
+  pool.def_prop_ro("is_poisoned", [](CorePool& self) { return self.store().is_poisoned(); });
   pool.def("sync", [](CorePool& self) { self.sync(); }, nb::call_guard<nb::gil_scoped_release>());
   pool.def("close", &CorePool::close, "is_clean"_a, nb::call_guard<nb::gil_scoped_release>());
 }

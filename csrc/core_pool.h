@@ -60,10 +60,16 @@ class CorePool {
   // Everything committed is on the medium as durably as it can be.
   void sync() {
     check_owner();
-    if (journal_ && store_.slot()) {
-      journal_->wait_durable();
-    } else {
-      store_.sync_all();
+    store_.check_alive();
+    try {
+      if (journal_ && store_.slot()) {
+        journal_->wait_durable();
+      } else {
+        store_.sync_all();
+      }
+    } catch (const Error&) {
+      store_.note_told();
+      throw;
     }
   }
   // The batches that the pool can be taken back to; the present one is not among them.
@@ -99,6 +105,7 @@ class CorePool {
          "' cannot be reached\n  state: nothing was changed");
   }
   RecoveryReport recover(bool exact) {
+    if (store_.had_failed_sync() && !store_.is_read_only()) store_.write_all_again();
     if (store_.needs_journal()) {
       const JournalFile file(store_);
       if (file.slot() && is_told_by_slot(*file.slot())) {
@@ -146,7 +153,13 @@ class CorePool {
     if (is_forked()) return;
     engine_.reset();
     journal_.reset();
-    if (is_clean && !store_.is_read_only()) store_.mark_clean();
+    try {
+      // An error that was raised is not raised again; the next opening recovers.
+      if (is_clean && !store_.is_read_only() && !store_.is_poison_told()) store_.mark_clean();
+    } catch (const Error&) {
+      store_.unlock();  // whatever still holds this object: the way out is to open the pool again
+      throw;
+    }
     store_.unlock();
   }
 

@@ -172,6 +172,7 @@ class Engine {
   void plan_chunks(const Step& step);
   void choose_form(const Step& step);
   uint64_t log_block_rows(const Step& step, size_t t) const;
+  [[noreturn]] void fail_damaged_row(const Table& table, uint64_t row);
   layout::Slot next_slot(uint64_t batch) const;
   void finish_generation();
   void detach_snapshot();
@@ -183,6 +184,8 @@ class Engine {
   void background_dense(Lock& lock);
   bool may_write_dense() const;
   void check_background() const;
+  // The background thread has ended by an error: nothing it was to do will be done.
+  bool has_stopped() const { return !background_error_.empty(); }
 
   Store& store_;
   UndoLog& undo_;

@@ -1,6 +1,7 @@
 // The commit: rows change here and nowhere else (protocol: docs/format.md, "A commit, step by
 // step").
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "crash_point.h"
@@ -36,8 +37,9 @@ void Engine::wait_for_generation(Lock& lock) {
   const Stopwatch watch;
   changed_.wait(lock, [&] {
     const uint64_t newest = dense_.newest() ? dense_.newest()->header.batch : 0;
-    return !dense_.is_writing() || newest + 2 * dense_every_ > committed_ + 1;
+    return !dense_.is_writing() || newest + 2 * dense_every_ > committed_ + 1 || has_stopped();
   });
+  check_background();
   stats_.dense_wait_ns += watch.ns();
 }
 
@@ -67,6 +69,8 @@ void Engine::plan_chunks(const Step& step) {
 void Engine::update(Step& step, const std::vector<RowSettings>& settings, float grad_scale,
                     bool hand_over, const JournalFrame* frame) {
   plan_chunks(step);
+  std::atomic<const Chunk*> damaged = nullptr;
+  uint64_t damaged_row = 0;
   std::vector<const RecordColumns*> after(step.num_tables, nullptr);
   size_t segment = 0;
   for (size_t t = 0; t < step.num_tables && frame != nullptr; ++t) {
@@ -97,10 +101,31 @@ void Engine::update(Step& step, const std::vector<RowSettings>& settings, float 
           job.next_log = follower->columns;
           job.next_record = table.next_record.data();
         }
+        constexpr uint64_t kNone = ~0ull;
+        uint64_t bad_row = kNone;
+        job.damaged_row = &bad_row;
         update_rows(job, chunk.row_begin, chunk.row_end);
+        const Chunk* none = nullptr;
+        if (bad_row != kNone && damaged.compare_exchange_strong(none, &chunk))
+          damaged_row = bad_row;
         if (!has_fault(Fault::kNoRowFence)) store_.persistence().fence();
       },
       step.num_lookups() >= kWorthSharing);
+  if (damaged != nullptr)
+    fail_damaged_row(store_.tables()[step.tables[damaged.load()->table].table], damaged_row);
+}
+
+void Engine::fail_damaged_row(const Table& table, uint64_t row) {
+  const std::string what =
+      text("row ", row, " of table '", table.name, "' is damaged: its checksum is of other bytes");
+  store_.poison(what);
+  store_.note_told();
+  fail(ErrorKind::kCorrupted, what, "\n  where: '", store_.data().path(), "', byte ",
+       table.record.weight_offset + row * table.record.dim * sizeof(float), "\n  state: batch ",
+       committed_ + 1,
+       " is not committed; opening the pool again takes it back\n  do:    "
+       "'trainingcxl verify ",
+       store_.path(), "' lists the damage; restore from a snapshot");
 }
 
 // The background form costs nothing while its work fits into the time that the trainer spends

@@ -16,7 +16,7 @@ void Engine::capture(const std::string& resume, const std::vector<DenseLog::Part
   store_.check_alive();
   check_background();
   Stopwatch watch;
-  changed_.wait(lock, [&] { return !dense_.is_writing() || stop_; });
+  changed_.wait(lock, [&] { return !dense_.is_writing() || stop_ || has_stopped(); });
   check_background();
   stats_.dense_wait_ns += watch.ns();
   watch = Stopwatch();
@@ -42,7 +42,8 @@ void Engine::capture(const std::string& resume, const std::vector<DenseLog::Part
 // The tables stand at the batch of the generation that was just captured: the journal's next base.
 void Engine::begin_checkpoint(Lock& lock) {
   is_paused_ = true;
-  for (const auto& step : queue_) changed_.wait(lock, [&] { return !step->is_sorting; });
+  for (const auto& step : queue_)
+    changed_.wait(lock, [&] { return !step->is_sorting || has_stopped(); });
   is_paused_ = false;
   journal_->begin_checkpoint(committed_);
   for (const auto& step : queue_) step->is_previous_logged = false;
@@ -76,7 +77,7 @@ void Engine::finish_generation() {
 
 void Engine::wait_dense() {
   Lock lock(mutex_);
-  changed_.wait(lock, [&] { return !dense_.is_writing(); });
+  changed_.wait(lock, [&] { return !dense_.is_writing() || has_stopped(); });
   check_background();
 }
 

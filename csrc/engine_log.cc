@@ -2,6 +2,7 @@
 // does this ahead of the step that needs it.
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "engine.h"
 #include "errors.h"
@@ -102,7 +103,8 @@ void Engine::set_flag_if_complete(Step& step) {
 }
 
 void Engine::ensure_sorted(Lock& lock, Step& step) {
-  changed_.wait(lock, [&] { return !step.is_sorting; });
+  changed_.wait(lock, [&] { return !step.is_sorting || has_stopped(); });
+  check_background();
   if (step.is_sorted) return;
   step.is_sorting = true;
   lock.unlock();
@@ -117,7 +119,7 @@ void Engine::ensure_flag(Lock& lock, Step& step) {
   while (step.log != LogState::kComplete) {
     check_background();
     if (step.log == LogState::kWriting) {
-      changed_.wait(lock, [&] { return step.log != LogState::kWriting; });
+      changed_.wait(lock, [&] { return step.log != LogState::kWriting || has_stopped(); });
       continue;
     }
     step.batch = committed_ + 1;
@@ -142,7 +144,9 @@ void Engine::reset_log_from(Lock& lock, size_t index) {
   is_paused_ = true;  // the background thread finishes what it has in hand and takes nothing new
   for (size_t i = index; i < queue_.size(); ++i) {
     Step& step = *queue_[i];
-    changed_.wait(lock, [&] { return !step.is_sorting && step.log != LogState::kWriting; });
+    changed_.wait(lock, [&] {
+      return (!step.is_sorting && step.log != LogState::kWriting) || has_stopped();
+    });
   }
   is_paused_ = false;
   undo_.release_from(committed_ + 1 + index);
@@ -171,9 +175,14 @@ void Engine::drop_announced() {
 // --- checkpointing logic: the background thread
 
 void Engine::check_background() const {
-  if (!background_error_.empty())
-    fail(ErrorKind::kPool, "the log writer stopped: ", background_error_,
-         "\n  do:    open the pool again; it recovers the last committed batch");
+  if (background_error_.empty()) return;
+  store_.note_told();
+  fail(
+      ErrorKind::kPool, "pool '", store_.path(),
+      "' cannot be used any more: its log writer stopped: ", background_error_, "\n  state: batch ",
+      committed_,
+      " is the last committed one\n  do:    look at the medium and the kernel's log, then open the "
+      "pool again; it recovers");
 }
 
 bool Engine::can_log_previous(const Step& step) const {
@@ -189,7 +198,8 @@ void Engine::log_previous(Step& step) {
 }
 
 void Engine::ensure_previous(Lock& lock, Step& step) {
-  changed_.wait(lock, [&] { return !step.is_sorting; });
+  changed_.wait(lock, [&] { return !step.is_sorting || has_stopped(); });
+  check_background();
   if (step.is_previous_logged) return;
   step.is_sorting = true;
   lock.unlock();
@@ -295,6 +305,8 @@ void Engine::background() {
         if (may_write_dense()) {
           background_dense(lock);
         } else {
+          journal_->check();  // of one that failed nothing becomes durable: the generation waits in
+                              // vain
           changed_.wait_for(lock, std::chrono::milliseconds(1));
         }
         continue;
@@ -303,7 +315,7 @@ void Engine::background() {
     }
   } catch (const std::exception& error) {
     if (!lock.owns_lock()) lock.lock();
-    background_error_ = error.what();
+    background_error_ = std::string(error.what(), std::strcspn(error.what(), "\n"));
     store_.poison(background_error_);
     changed_.notify_all();
   }

@@ -77,8 +77,9 @@ void Engine::make_room(Lock& lock) {
   const Stopwatch watch;
   if (!dense_.is_writing()) fail_log_full();
   const uint64_t writing = dense_.writing_batch();
-  changed_.wait(lock,
-                [&] { return !dense_.is_writing() || dense_.writing_batch() != writing || stop_; });
+  changed_.wait(lock, [&] {
+    return !dense_.is_writing() || dense_.writing_batch() != writing || stop_ || has_stopped();
+  });
   stats_.dense_wait_ns += watch.ns();
 }
 

@@ -58,15 +58,19 @@ std::string geometry_fault(const GeometryHeader& g) {
   return fault;
 }
 
+uint64_t state_floats(const TableRecord& r) {
+  const auto kind = static_cast<OptimizerKind>(r.optimizer);
+  return static_cast<uint64_t>(state_dim(kind, r.dim)) + r.has_check;
+}
+
 std::string table_fault(const TableRecord& r, uint64_t data_bytes) {
   if (r.optimizer > static_cast<uint32_t>(OptimizerKind::kRowWiseAdagrad))
     return text("optimizer number ", r.optimizer, " is unknown");
   if (r.dim == 0 || r.rows == 0 || r.rows > kBytesMax / sizeof(float) / r.dim)
     return text(r.rows, " rows of dimension ", r.dim);
-  const auto states =
-      static_cast<uint64_t>(state_dim(static_cast<OptimizerKind>(r.optimizer), r.dim));
+  if (r.has_check > 1) return text("it has checksums of kind ", r.has_check, ", which is unknown");
   if (r.weight_bytes != r.rows * r.dim * sizeof(float) ||
-      r.state_bytes != r.rows * states * sizeof(float))
+      r.state_bytes != r.rows * state_floats(r) * sizeof(float))
     return "sizes do not fit the shape";
   if (r.weight_offset % kRegionAlign != 0 || r.state_offset % kRegionAlign != 0)
     return "columns are not aligned";

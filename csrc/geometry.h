@@ -10,6 +10,8 @@
 
 namespace tcxl {
 
+// Floats beside a row's weights: optimizer state, checksum.
+uint64_t state_floats(const layout::TableRecord& record);
 // The first thing that is wrong with the header; empty if nothing is.
 std::string geometry_fault(const layout::GeometryHeader& geometry);
 // The same for the table whose record this is, in a data span of `data_bytes`.

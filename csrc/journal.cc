@@ -42,6 +42,18 @@ void Journal::rebase(const Slot& slot) {
   for (Bits& bits : touched_) bits.words.reset();
   TCXL_ASSERT(queue_.empty() && !checkpoint_.is_active);
   store_.sync_all();
+  try {
+    write_base(slot);
+  } catch (const Error& error) {
+    note_failure(error.what());
+    throw;
+  }
+}
+
+void Journal::write_base(const Slot& slot) {
+  // After a failed sync the slot may stand in memory alone, over one that is no base any more: the
+  // next one must not take the place of the only true one on the medium.
+  if (store_.had_failed_sync() && file_.slot()) file_.put_slot(*file_.slot());
   JournalSlot next = file_.slot().value_or(JournalSlot{});
   ++next.life;
   next.base = slot.batch;

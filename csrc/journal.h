@@ -85,6 +85,7 @@ class Journal {
     uint64_t offset, lsn;
     uint64_t skip_offset, skip_bytes;  // 0 bytes: nothing is skipped before it
   };
+  void write_base(const layout::Slot& slot);
   std::unique_ptr<JournalFrame> take_frame();
   uint64_t append(std::unique_ptr<JournalFrame> frame);
   bool plan(JournalFrame& frame, uint64_t ticket, Planned& planned);

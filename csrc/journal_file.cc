@@ -11,6 +11,7 @@
 #include "crash_point.h"
 #include "crc32c.h"
 #include "errors.h"
+#include "file_calls.h"
 
 namespace tcxl {
 
@@ -81,8 +82,9 @@ JournalFile::JournalFile(const Store& store) : store_(store), path_(store.path()
   if (!fd_.is_open()) fail_os(errno, text("cannot open '", path_, "'"));
   read_slots();  // of a shorter file, too: it may be cut
   if (bytes() >= kJournalRing || store.is_read_only()) return;
-  const int error = ::posix_fallocate(fd_.get(), 0, static_cast<off_t>(kJournalRing));
-  if (error != 0) fail_allocation(error, fd_.get(), path_, kJournalRing, kJournalRing);
+  const uint64_t had = bytes();
+  if (const int error = allocate(fd_.get(), 0, kJournalRing); error != 0)
+    fail_ring(error, had, kJournalRing);
   sync_folder(store.path());
 }
 
@@ -116,30 +118,41 @@ void JournalFile::write_slot(JournalSlot next) {
   next.magic = kJournalSlotMagic;
   next.seq = slot_ ? slot_->seq + 1 : 1;
   next.crc = store_.checksum(next);
+  put_slot(next);
+}
+
+void JournalFile::put_slot(const JournalSlot& slot) {
   alignas(kLine) std::byte page[kPage] = {};
-  std::memcpy(page, &next, sizeof next);
+  std::memcpy(page, &slot, sizeof slot);
   crash_point("journal: slot");
-  write(page, kPage, kJournalSlots[next.seq & 1]);
+  write(page, kPage, kJournalSlots[slot.seq & 1]);
   crash_point("journal: slot written");
   sync();
-  slot_ = next;
+  slot_ = slot;
 }
 
 uint64_t JournalFile::allocate_ring(uint64_t ring_bytes) {
   const uint64_t offset = round_up(std::max(bytes(), kJournalRing), kRegionAlign);
   const uint64_t old_bytes = bytes(), end = offset + ring_bytes;
-  const int error = ::posix_fallocate(fd_.get(), static_cast<off_t>(old_bytes),
-                                      static_cast<off_t>(end - old_bytes));
-  if (error != 0) {
-    if (::ftruncate(fd_.get(), static_cast<off_t>(old_bytes)) != 0)
-      fail_os(errno, text("cannot shrink '", path_, "' back"));
-    fail_allocation(error, fd_.get(), path_, end - old_bytes, end);
-  }
+  if (const int error = allocate(fd_.get(), old_bytes, end); error != 0)
+    fail_ring(error, old_bytes, end);
   const std::unique_ptr<std::byte[]> zeros(new std::byte[kChunk]());
-  for (uint64_t at = offset; at < end; at += kChunk)
-    write(zeros.get(), std::min(kChunk, end - at), at);
+  try {
+    for (uint64_t at = offset; at < end; at += kChunk)
+      write(zeros.get(), std::min(kChunk, end - at), at);
+  } catch (const Error& error) {
+    // What is allocated is no promise everywhere: copy-on-write, thin volumes.
+    if (error.os_error != ENOSPC && error.os_error != EDQUOT) throw;
+    fail_ring(error.os_error, old_bytes, end);
+  }
   sync();
   return offset;
+}
+
+void JournalFile::fail_ring(int error, uint64_t old_bytes, uint64_t end) {
+  if (::ftruncate(fd_.get(), static_cast<off_t>(old_bytes)) != 0)
+    fail_os(errno, text("cannot shrink '", path_, "' back"));
+  fail_allocation(error, fd_.get(), path_, end - old_bytes, end);
 }
 
 void JournalFile::release(uint64_t offset, uint64_t ring_bytes) {
@@ -229,6 +242,18 @@ bool JournalFile::read_frame(uint64_t offset, uint64_t room, uint64_t lsn, uint6
   return true;
 }
 
+bool JournalFile::read_header(uint64_t offset, uint64_t room, uint64_t lsn, uint64_t life,
+                              JournalHeader& header) const {
+  if (room < kPage || !read(&header, sizeof header, offset)) return false;
+  if (header.magic != kJournalFrameMagic || header.lsn != lsn || header.life != life ||
+      header.bytes < kPage || header.bytes > room || header.num_segments > store_.tables().size() ||
+      header.num_segments > (header.bytes - sizeof header) / sizeof(FrameSegment))
+    return false;
+  std::vector<FrameSegment> segments(header.num_segments);
+  return read(segments.data(), segments.size() * sizeof(FrameSegment), offset + sizeof header) &&
+         header.crc == header_crc(header, segments.data());
+}
+
 bool JournalFile::has_later_frame(const JournalSlot& slot, uint64_t lsn) const {
   const std::unique_ptr<std::byte[]> chunk(new std::byte[std::min(kChunk, slot.ring_bytes)]);
   for (uint64_t at = 0; at < slot.ring_bytes; at += kChunk) {
@@ -276,7 +301,11 @@ bool JournalFile::read(void* data, uint64_t count, uint64_t offset) const {
 
 void JournalFile::sync() {
   crash_point("journal: sync");
-  if (::fdatasync(fd_.get()) != 0) fail_os(errno, text("a sync of '", path_, "' failed"));
+  if (sync_file_data(fd_.get()) != 0) {
+    const int error = errno;
+    store_.distrust();
+    throw Error(ErrorKind::kOs, sync_failed(error, path_), error);
+  }
   crash_point("journal: synced");
 }
 

@@ -49,7 +49,8 @@ class JournalFile {
   explicit JournalFile(const Store& store);
 
   const std::optional<layout::JournalSlot>& slot() const { return slot_; }
-  void write_slot(layout::JournalSlot next);  // seq + 1; durable on return
+  void write_slot(layout::JournalSlot next);       // seq + 1; durable on return
+  void put_slot(const layout::JournalSlot& slot);  // in its place, as it is; durable on return
   // Space for a ring at the end of the file, written once so that syncs change no metadata.
   uint64_t allocate_ring(uint64_t bytes);
   // The old ring's space goes back to the file system.
@@ -65,6 +66,9 @@ class JournalFile {
   // Reads the frame at `offset` of the file; false when none with this lsn and life is there whole.
   bool read_frame(uint64_t offset, uint64_t room, uint64_t lsn, uint64_t life,
                   JournalFrame& frame) const;
+  // Header and segments of it alone.
+  bool read_header(uint64_t offset, uint64_t room, uint64_t lsn, uint64_t life,
+                   layout::JournalHeader& header) const;
   // Whether a frame behind the first bad one says that the bad one had been durable.
   bool has_later_frame(const layout::JournalSlot& slot, uint64_t lsn) const;
   uint64_t bytes() const;
@@ -72,6 +76,7 @@ class JournalFile {
 
  private:
   void read_slots();
+  [[noreturn]] void fail_ring(int error, uint64_t old_bytes, uint64_t end);
   void write(const void* data, uint64_t bytes, uint64_t offset);
   bool read(void* data, uint64_t bytes, uint64_t offset) const;
   uint32_t header_crc(const layout::JournalHeader& header, const void* segments) const;

@@ -79,7 +79,7 @@ class Replay {
 
  private:
   void put(const Table& table, const RecordColumns& c, const FrameSegment& segment, uint64_t r) {
-    const uint64_t dim = segment.dim, states = segment.state_dim;
+    const uint64_t dim = segment.dim, states = segment.state_floats;
     float* weight = table.view.weight + c.row[r] * dim;
     const float* kept = c.weight + r * dim;
     bool differs = std::memcmp(weight, kept, dim * sizeof(float)) != 0;
@@ -169,6 +169,26 @@ RecoveryReport recover_from_journal(Store& store, UndoLog& undo, DenseLog& dense
   name_generation(next, *dense.newest());
   store.restart(next, report.resume);
   return report;
+}
+
+std::optional<uint64_t> newest_durable(const JournalFile& file) {
+  if (!file.slot()) return std::nullopt;
+  const JournalSlot& slot = *file.slot();
+  std::vector<std::pair<uint64_t, uint64_t>> commits;  // lsn, batch
+  uint64_t at = slot.head, travelled = 0, acked = 0;
+  JournalHeader h;
+  for (uint64_t lsn = slot.first_lsn; travelled < slot.ring_bytes; ++lsn) {
+    if (at >= slot.ring_bytes) at = 0;
+    const uint64_t room = std::min(slot.ring_bytes - at, slot.ring_bytes - travelled);
+    if (!file.read_header(slot.ring_offset + at, room, lsn, slot.life, h)) break;
+    if (h.kind == static_cast<uint64_t>(JournalKind::kBatch)) commits.emplace_back(lsn, h.batch);
+    acked = std::max(acked, h.acked_lsn);
+    at += h.bytes;
+    travelled += h.bytes;
+  }
+  uint64_t durable = slot.base;
+  for (const auto& [lsn, batch] : commits) durable = lsn <= acked ? batch : durable;
+  return durable;
 }
 
 void verify_journal(const Store& store, std::vector<Damage>& found) {

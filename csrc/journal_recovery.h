@@ -13,6 +13,9 @@ RecoveryReport recover_from_journal(Store& store, UndoLog& undo, DenseLog& dense
                                     const JournalFile& file, bool exact);
 
 // Damage of the journal that `verify` reports.
+// Newest batch that the journal itself says is durable; nullopt: it says nothing. Of a pool that is
+// trained at the same time: one that was.
+std::optional<uint64_t> newest_durable(const JournalFile& file);
 void verify_journal(const Store& store, std::vector<Damage>& found);
 
 }  // namespace tcxl

@@ -137,9 +137,9 @@ void Journal::grow(Lock& lock) {
 }
 
 void Journal::note_failure(const std::string& what) {
-  failure_ = what;
+  failure_ = what.substr(0, what.find('\n'));
   checkpoint_.is_active = false;
-  store_.poison("its journal cannot be written: " + what);
+  store_.poison("its journal cannot be written: " + failure_);
   changed_.notify_all();
 }
 
@@ -177,11 +177,12 @@ void Journal::run_data_sync() {
     lock.unlock();
     const Stopwatch watch;
     crash_point("data: sync");
-    const int error = ::fdatasync(store_.data().fd()) == 0 ? 0 : errno;
+    const int error = sync_file_data(store_.data().fd()) == 0 ? 0 : errno;
     crash_point("data: synced");
     lock.lock();
     stats_.data_sync_ns += watch.ns();
     if (error != 0) {
+      store_.distrust();
       note_failure(text("a sync of '", store_.path(), "/data' failed: ", std::strerror(error)));
     } else {
       checkpoint_.is_data_synced = true;

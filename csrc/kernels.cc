@@ -1,6 +1,8 @@
 // Dispatch of the kernels to the widest vectors that the CPU has.
 #include "kernels.h"
 
+#include <cstring>
+
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
@@ -132,7 +134,7 @@ uint64_t block_tag(const RecordColumns& columns, uint64_t block) {
 
 uint32_t record_crc(const RecordColumns& columns, const TableView& table, uint64_t index) {
   const auto dim = static_cast<uint64_t>(table.dim);
-  const auto state_floats = static_cast<uint64_t>(state_dim(table.optimizer, table.dim));
+  const auto state_floats = static_cast<uint64_t>(table.state_floats());
   uint32_t crc = crc32c(columns.crc_start, columns.row + index, sizeof(uint64_t));
   if (state_floats > 0)
     crc = crc32c(crc, columns.state + index * state_floats, state_floats * sizeof(float));
@@ -146,6 +148,39 @@ void copy_rows_to_log(const TableView& table, const uint64_t* rows, const uint32
 
 void update_rows(const UpdateJob& job, uint64_t row_begin, uint64_t row_end) {
   internal::current_kernels().update_rows(job, pointers(*job.lookups), row_begin, row_end);
+}
+
+namespace {
+uint32_t row_check(const TableView& table, uint64_t row, const float* state, const float* weight) {
+  const auto states = static_cast<size_t>(state_dim(table.optimizer, table.dim));
+  uint32_t crc = crc32c(table.check_start, &row, sizeof row);
+  if (states > 0) crc = crc32c(crc, state, states * sizeof(float));
+  return crc32c(crc, weight, static_cast<size_t>(table.dim) * sizeof(float));
+}
+}  // namespace
+
+void set_checks(const TableView& table, uint64_t begin, uint64_t end) {
+  const auto states = static_cast<uint64_t>(table.state_floats());
+  const auto dim = static_cast<uint64_t>(table.dim);
+  for (uint64_t row = begin; row < end; ++row) {
+    float* state = table.state + row * states;
+    const uint32_t crc = row_check(table, row, state, table.weight + row * dim);
+    std::memcpy(state + states - 1, &crc, sizeof crc);
+  }
+}
+
+bool is_row_whole(const TableView& table, uint64_t row, const float* state, const float* weight) {
+  const uint32_t crc = row_check(table, row, state, weight);
+  return std::memcmp(state + table.state_floats() - 1, &crc, sizeof crc) == 0;
+}
+
+uint64_t find_damaged_row(const TableView& table, uint64_t begin, uint64_t end) {
+  const auto states = static_cast<uint64_t>(table.state_floats());
+  const auto dim = static_cast<uint64_t>(table.dim);
+  for (uint64_t row = begin; row < end; ++row) {
+    if (!is_row_whole(table, row, table.state + row * states, table.weight + row * dim)) return row;
+  }
+  return end;
 }
 
 void row_grad_norm_sq(const TableLookups& lookups, const float* grad, int64_t dim,

@@ -43,14 +43,20 @@ const char* isa_name(Isa);
 using FlushFunction = void (*)(const void* p, size_t bytes);
 using FenceFunction = void (*)();
 
-// A table: weights [rows][dim] and optimizer state [rows][state_dim], both row-major and
+// A table: weights [rows][dim] and optimizer state [rows][state_floats()], both row-major and
 // contiguous.
 struct TableView {
   float* weight = nullptr;
-  float* state = nullptr;  // nullptr when state_dim is 0
+  float* state = nullptr;  // nullptr when state_floats() is 0
   uint64_t rows = 0;
   int64_t dim = 0;
   OptimizerKind optimizer = OptimizerKind::kSgd;
+  // With it the last word of a row's state is its checksum: crc32c over row number (8 bytes, little
+  // endian), optimizer state, weights, continued from check_start, which covers the table.
+  bool has_check = false;
+  uint32_t check_start = 0;
+
+  int64_t state_floats() const { return state_dim(optimizer, dim) + (has_check ? 1 : 0); }
 };
 
 // The bags of one feature of one batch.
@@ -108,7 +114,7 @@ struct TableLookups {
 struct RecordColumns {
   uint64_t* row = nullptr;
   uint32_t* crc = nullptr;
-  float* state = nullptr;    // [count][state_dim]
+  float* state = nullptr;    // [count][state_floats()]
   float* weight = nullptr;   // [count][dim], 64-byte aligned
   uint64_t* done = nullptr;  // fused frames: block_tag of every complete block of records
   uint32_t crc_start = 0;
@@ -150,7 +156,17 @@ struct UpdateJob {
   const RecordColumns* after = nullptr;
   FlushFunction flush =
       nullptr;  // called for each updated row and its state, and for hand-off records
+  // Tables with checksums: takes the number of a row whose bytes are not those of its checksum. It
+  // and the rows beside it stay as they are.
+  uint64_t* damaged_row = nullptr;
 };
+
+// Tables with checksums: sets those of rows [begin, end).
+void set_checks(const TableView& table, uint64_t begin, uint64_t end);
+// Whether bytes of a row, the last word of `state` being the checksum, are those of its checksum.
+bool is_row_whole(const TableView& table, uint64_t row, const float* state, const float* weight);
+// The first row of [begin, end) whose bytes are not those of its checksum, or `end`.
+uint64_t find_damaged_row(const TableView& table, uint64_t begin, uint64_t end);
 
 // Updates distinct rows [row_begin, row_end) in place.
 //   g = grad_scale * sum of coefficient * gradient over the row's lookups

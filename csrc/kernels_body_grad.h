@@ -47,13 +47,14 @@ TCXL_INLINE uint64_t row_of_lookup(const RowLookups& lookups, uint64_t i) {
 struct Ahead {
   const float* weight = nullptr;
   const float* state = nullptr;
-  int64_t dim = 0, state_dim = 0;
+  int64_t dim = 0, state_floats = 0;
 };
 
 TCXL_INLINE void prefetch_row(const Ahead& table, uint64_t row) {
   if (table.weight == nullptr) return;
   prefetch_far(table.weight + row * static_cast<uint64_t>(table.dim), table.dim * 4);
-  prefetch_far(table.state + row * static_cast<uint64_t>(table.state_dim), table.state_dim * 4);
+  prefetch_far(table.state + row * static_cast<uint64_t>(table.state_floats),
+               table.state_floats * 4);
 }
 
 template <typename S, bool kWide>

@@ -115,7 +115,7 @@ TCXL_NOINLINE void flush_record(const RecordColumns& log, uint64_t record, int64
 // Writes `count` <= kGroupRows records: row rows[i] of the table to record records[i].
 TCXL_INLINE void write_group(const TableView& table, const uint64_t* rows, const uint32_t* records,
                              uint64_t count, const RecordColumns& log, FlushFunction flush) {
-  const int64_t state_floats = state_dim(table.optimizer, table.dim);
+  const int64_t state_floats = table.state_floats();
   const auto state_stride = static_cast<uint64_t>(state_floats),
              stride = static_cast<uint64_t>(table.dim);
   RecordSource source[kGroupRows];
@@ -152,7 +152,7 @@ TCXL_NOINLINE void write_records(const TableView& table, const uint64_t* rows,
 }
 
 TCXL_INLINE void prefetch_source(const TableView& table, uint64_t row) {
-  const int64_t state_floats = state_dim(table.optimizer, table.dim);
+  const int64_t state_floats = table.state_floats();
   prefetch_far(table.weight + row * static_cast<uint64_t>(table.dim), table.dim * 4);
   prefetch_far(table.state + row * static_cast<uint64_t>(state_floats), state_floats * 4);
 }

@@ -58,8 +58,9 @@ TCXL_INLINE float mean_square(const float* g, int64_t dim) {
 // row.
 TCXL_INLINE void row_wise_steps(const UpdateJob& job, const Block& block, float* step) {
   for (uint64_t i = 0; i < kBlockRows; ++i) step[i] = 0;
+  const auto stride = static_cast<uint64_t>(job.table.state_floats());
   for (uint64_t i = 0; i < block.count; ++i) {
-    float* state = job.table.state + block.rows[i];
+    float* state = job.table.state + block.rows[i] * stride;
     step[i] = *state + mean_square(block.grad + i * block.grad_stride, job.table.dim);
     *state = step[i];
   }
@@ -85,10 +86,10 @@ TCXL_NOINLINE void apply_columns(const UpdateJob& job, const Block& block, int64
     }
   } else if (job.table.optimizer == OptimizerKind::kAdagrad) {
     float* state = job.table.state + column;
+    const auto stride = static_cast<uint64_t>(job.table.state_floats());
     for (uint64_t i = 0; i < block.count; ++i) {
-      const uint64_t first = block.rows[i] * dim;
-      adagrad(kShape, weight + first, state + first, grad + i * block.grad_stride, learning_rate,
-              eps, tail);
+      adagrad(kShape, weight + block.rows[i] * dim, state + block.rows[i] * stride,
+              grad + i * block.grad_stride, learning_rate, eps, tail);
     }
   } else {
     for (uint64_t i = 0; i < block.count; ++i) {
@@ -111,6 +112,46 @@ TCXL_INLINE void apply_block(const UpdateJob& job, const Block& block) {
     with_shape(columns, [&](auto shape) {
       apply_columns<decltype(shape)>(job, block, column, columns, step);
     });
+  }
+}
+
+// Checksums of `count` <= kGroupRows rows, and where they are kept.
+TCXL_INLINE void row_checks(const TableView& table, const uint64_t* rows, uint64_t count,
+                            uint32_t (&crc)[kGroupRows], float* (&kept)[kGroupRows]) {
+  const auto stride = static_cast<uint64_t>(table.state_floats());
+  RecordSource source[kGroupRows];
+  for (uint64_t i = 0; i < kGroupRows; ++i) {
+    const uint64_t row = rows[i < count ? i : 0];
+    source[i] = {row, table.state + row * stride,
+                 table.weight + row * static_cast<uint64_t>(table.dim)};
+    kept[i] = table.state + (row + 1) * stride - 1;
+  }
+  record_crcs(table.check_start, source, table.state_floats() - 1, table.dim, crc);
+}
+
+// Whether no row of the block is damaged: an update would give wrong bytes a right checksum.
+TCXL_NOINLINE bool is_whole(const UpdateJob& job, const Block& block) {
+  for (uint64_t i = 0; i < block.count; i += kGroupRows) {
+    const uint64_t n = block.count - i < kGroupRows ? block.count - i : kGroupRows;
+    uint32_t crc[kGroupRows];
+    float* kept[kGroupRows];
+    row_checks(job.table, block.rows + i, n, crc, kept);
+    for (uint64_t k = 0; k < n; ++k) {
+      if (load_half_word(kept[k]) == crc[k]) continue;
+      *job.damaged_row = block.rows[i + k];
+      return false;
+    }
+  }
+  return true;
+}
+
+TCXL_NOINLINE void store_checks(const UpdateJob& job, const Block& block) {
+  for (uint64_t i = 0; i < block.count; i += kGroupRows) {
+    const uint64_t n = block.count - i < kGroupRows ? block.count - i : kGroupRows;
+    uint32_t crc[kGroupRows];
+    float* kept[kGroupRows];
+    row_checks(job.table, block.rows + i, n, crc, kept);
+    for (uint64_t k = 0; k < n; ++k) std::memcpy(kept[k], crc + k, sizeof(uint32_t));
   }
 }
 
@@ -153,7 +194,7 @@ TCXL_INLINE void copy_after(const UpdateJob& job, const uint64_t* rows, uint64_t
 TCXL_NOINLINE void flush_block(const UpdateJob& job, const Block& block) {
   if (has_fault(Fault::kNoRowFlush)) return;
   const auto dim = static_cast<uint64_t>(job.table.dim);
-  const auto state_floats = static_cast<uint64_t>(state_dim(job.table.optimizer, job.table.dim));
+  const auto state_floats = static_cast<uint64_t>(job.table.state_floats());
   for (uint64_t i = 0; i < block.count; ++i) {
     job.flush(job.table.weight + block.rows[i] * dim, dim * 4);
     if (state_floats > 0)
@@ -170,7 +211,9 @@ TCXL_INLINE void update_blocks(const UpdateJob& job, const RowLookups& lookups, 
     const uint64_t end = r + step < row_end ? r + step : row_end;
     sum_grad_block(lookups, job.grad, table.dim, r, end, ahead, &sums);
     const Block block{lookups.rows + r, end - r, sums.sum, padded_dim(table.dim)};
+    if (table.has_check && !is_whole(job, block)) continue;
     apply_block(job, block);
+    if (table.has_check) store_checks(job, block);
     crash_point("update: rows");
     if (job.after != nullptr) copy_after(job, block.rows, r, block.count);
     if (job.next_record != nullptr) {
@@ -210,7 +253,7 @@ void update_rows_kernel(const UpdateJob& job, const RowLookups& lookups, uint64_
       update_blocks(job, lookups, r, end, Ahead{}, waiting);
     }
   } else {
-    const Ahead ahead{table.weight, table.state, table.dim, state_dim(table.optimizer, table.dim)};
+    const Ahead ahead{table.weight, table.state, table.dim, table.state_floats()};
     update_blocks(job, lookups, row_begin, row_end, ahead, waiting);
   }
   write_records(table, waiting.row, waiting.record, waiting.count, job.next_log, job.flush);

@@ -78,9 +78,9 @@ static_assert(sizeof(Superblock) == 128);
 // Whether the last writer closed the pool, and under which boot of the kernel it was opened.
 struct Session {
   uint64_t magic;
-  uint32_t clean;  // 1: closed; every byte of the pool was synced
-  uint32_t reserved;
-  char boot_id[40];  // /proc/sys/kernel/random/boot_id, zero padded
+  uint32_t clean;        // 1: closed; every byte of the pool was synced
+  uint32_t sync_failed;  // 1: since then the kernel may call pages written that are not
+  char boot_id[40];      // /proc/sys/kernel/random/boot_id, zero padded
   uint32_t reserved2;
   uint32_t crc;
 };
@@ -157,11 +157,12 @@ struct TableRecord {
   uint32_t dim;
   uint32_t optimizer;                    // OptimizerKind
   uint64_t weight_offset, weight_bytes;  // in the data span, float32 [rows][dim]
-  uint64_t state_offset, state_bytes;    // float32 [rows][state_dim]
+  uint64_t state_offset, state_bytes;    // float32 [rows][state_floats]
   uint64_t init_seed;
   uint64_t init_key;
   float init_scale;
-  uint32_t reserved[15];
+  uint32_t has_check;  // 1: the last word of each row's state is the row's checksum
+  uint32_t reserved[14];
 };
 static_assert(sizeof(TableRecord) == 256);
 inline constexpr uint64_t kTablesMax =
@@ -208,7 +209,7 @@ struct FrameSegment {
   uint64_t crc_offset;
   uint64_t state_offset;
   uint64_t weight_offset;
-  uint32_t state_dim;
+  uint32_t state_floats;
   uint32_t dim;
   uint64_t done_offset;  // tags of the blocks, used by fused frames only
 };

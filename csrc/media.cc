@@ -16,8 +16,10 @@
 #include <cstring>
 #include <fstream>
 
+#include "bus_error.h"
 #include "crash_point.h"
 #include "errors.h"
+#include "file_calls.h"
 #include "layout.h"
 #include "recording.h"
 
@@ -120,8 +122,26 @@ void sync_folder(const std::string& folder) {
 
 int sync_file(int fd) {
   recording::sync_begin(fd);
-  const int result = ::fsync(fd);
+  int result = ::fsync(fd);
+  while (result != 0 && errno == EINTR) result = ::fsync(fd);
   if (result == 0) recording::sync_end(fd);
+  return result;
+}
+
+int sync_file_data(int fd) {
+  recording::sync_begin(fd);
+  int result = ::fdatasync(fd);
+  while (result != 0 && errno == EINTR) result = ::fdatasync(fd);
+  if (result == 0) recording::sync_end(fd);
+  return result;
+}
+
+int sync_mapped(void* p, uint64_t bytes) {
+  const auto begin = reinterpret_cast<uintptr_t>(p) / layout::kPage * layout::kPage;
+  const uint64_t length = reinterpret_cast<uintptr_t>(p) + bytes - begin;
+  auto* page = reinterpret_cast<void*>(begin);
+  int result = ::msync(page, length, MS_SYNC);
+  while (result != 0 && errno == EINTR) result = ::msync(page, length, MS_SYNC);
   return result;
 }
 
@@ -206,6 +226,7 @@ Span::~Span() { unmap(); }
 void Span::unmap() {
   if (base_ != nullptr) {
     recording::unmap(base_);
+    forget_bus_errors(base_);
     ::munmap(base_, reserved_);
   }
   base_ = nullptr;
@@ -243,6 +264,7 @@ void Span::map(int fd, uint64_t file_offset, uint64_t bytes, const Medium& mediu
 }
 
 void Span::forget() {
+  forget_bus_errors(base_);
   base_ = nullptr;
   bytes_ = reserved_ = 0;
 }
@@ -259,6 +281,7 @@ void Span::map_tail(uint64_t from, uint64_t to) {
   // A forked child (data-loader worker) must neither write to the pool nor keep it alive.
   ::madvise(base_ + from, to - from, MADV_DONTFORK);
   bytes_ = to;
+  explain_bus_errors(base_, bytes_, file_offset_, path_);
   if (!is_private_) recording::map(path_, fd_, base_, bytes_);
 }
 
@@ -274,8 +297,7 @@ void Span::grow(uint64_t bytes, bool sparse) {
     const auto old_bytes = static_cast<uint64_t>(status.st_size);
     if (bytes > old_bytes) {
       const int error = sparse ? (::ftruncate(fd_, static_cast<off_t>(bytes)) == 0 ? 0 : errno)
-                               : ::posix_fallocate(fd_, static_cast<off_t>(old_bytes),
-                                                   static_cast<off_t>(bytes - old_bytes));
+                               : allocate(fd_, old_bytes, bytes);
       if (error != 0) {
         if (::ftruncate(fd_, static_cast<off_t>(old_bytes)) != 0)
           fail_os(errno, text("cannot shrink '", path_, "' back"));

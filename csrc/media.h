@@ -116,8 +116,12 @@ bool is_zero(const std::byte* p, uint64_t bytes);
 uint64_t file_bytes(int fd);
 // fsync of a folder: makes created and renamed entries durable.
 void sync_folder(const std::string& folder);
-// fsync; its result.
+// fsync; its result. An interrupted sync goes on; an error is final and never tried again: the
+// kernel may have dropped what it could not write, and would report success for what is left.
 int sync_file(int fd);
+// fdatasync, and msync of mapped bytes from the page of `p` on; they return what the call does.
+int sync_file_data(int fd);
+int sync_mapped(void* p, uint64_t bytes);
 [[noreturn]] void fail_os(int os_error, const std::string& what);
 // A file could not be given `missing` more bytes, `all` in total. kFull with path, needed and free
 // bytes where that is the reason.

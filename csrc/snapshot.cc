@@ -88,7 +88,7 @@ void Snapshot::take_records(const Step& step) {
     const StepTable& table = step.tables[t];
     const TableView& view = source_.tables()[table.table].view;
     const auto dim = static_cast<uint64_t>(view.dim);
-    const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
+    const auto states = static_cast<uint64_t>(view.state_floats());
     std::vector<bool>& seen = seen_[table.table];
     if (seen.empty()) seen.resize(view.rows);
     for (uint64_t r = 0; r < table.lookups.num_rows(); ++r) {
@@ -100,6 +100,7 @@ void Snapshot::take_records(const Step& step) {
           std::fwrite(&kept, sizeof kept, 1, records_.get()) == 1 &&
           std::fwrite(c.weight + r * dim, sizeof(float), dim, records_.get()) == dim &&
           std::fwrite(c.state + r * states, sizeof(float), states, records_.get()) == states;
+      num_records_ += is_written ? 1 : 0;
       if (is_written) continue;
       record_error_ = std::strerror(errno);  // the snapshot fails, the training goes on
       is_cancelled_ = true;
@@ -123,10 +124,12 @@ void Snapshot::put_records_back() {
   std::FILE* file = records_.get();
   std::rewind(file);
   Kept kept;
-  while (std::fread(&kept, sizeof kept, 1, file) == 1) {
+  for (uint64_t i = 0; i < num_records_; ++i) {
+    if (std::fread(&kept, sizeof kept, 1, file) != 1)
+      fail_os(EIO, "cannot read the snapshot's records back");
     const TableView& view = target_.tables()[kept.table].view;
     const auto dim = static_cast<uint64_t>(view.dim);
-    const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
+    const auto states = static_cast<uint64_t>(view.state_floats());
     if (std::fread(view.weight + kept.row * dim, sizeof(float), dim, file) != dim ||
         std::fread(view.state + kept.row * states, sizeof(float), states, file) != states)
       fail_os(EIO, "cannot read the snapshot's records back");
@@ -158,6 +161,9 @@ void Snapshot::run(const std::function<void()>& detach) {
       copy_column(from.view.state, to.view.state, from.record.state_bytes);
   }
   detach();
+  // The last records may still be in the stream's buffer: rewind() would lose them without a word.
+  if (record_error_.empty() && std::fflush(records_.get()) != 0)
+    record_error_ = std::strerror(errno);
   if (!record_error_.empty()) fail(ErrorKind::kFull, "cannot keep undo records: ", record_error_);
   if (is_cancelled_) fail(ErrorKind::kPool, "the snapshot was cancelled");
   put_records_back();

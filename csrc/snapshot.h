@@ -62,6 +62,7 @@ class Snapshot {
   std::vector<std::vector<bool>> seen_;  // rows whose record was taken
   std::unique_ptr<std::FILE, CloseFile> records_;
   std::string record_error_;
+  uint64_t num_records_ = 0;
   std::atomic<uint64_t> bytes_done_ = 0;
   uint64_t bytes_total_ = 0;
   std::atomic<bool> is_done_ = false, is_cancelled_ = false;

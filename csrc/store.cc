@@ -14,6 +14,7 @@
 #include "crc32c.h"
 #include "errors.h"
 #include "fault.h"
+#include "file_calls.h"
 #include "geometry.h"
 #include "lock.h"
 
@@ -118,8 +119,8 @@ void Store::open_files() {
     // Leftover of a creation that never completed is all zeros; anything else is not ours to
     // overwrite.
     std::vector<std::byte> head(bytes);
-    if (::pread(log_fd_.get(), head.data(), bytes, 0) != static_cast<ssize_t>(bytes))
-      fail_os(errno, text("cannot read '", log_path, "'"));
+    if (const int error = read_exactly(log_fd_.get(), head.data(), bytes, 0); error != 0)
+      fail_os(error, text("cannot read '", log_path, "'"));
     if (!is_zero(head.data(), bytes)) {
       fail(ErrorKind::kCorrupted, "'", log_path, "' has ", bytes,
            " bytes, a pool's log has at least ", kHeadBytes,
@@ -129,7 +130,7 @@ void Store::open_files() {
   }
   if (is_empty) {
     refuse_orphaned_data();
-    const int error = ::posix_fallocate(log_fd_.get(), 0, static_cast<off_t>(kHeadBytes));
+    const int error = allocate(log_fd_.get(), 0, kHeadBytes);
     if (error != 0) {
       if (::ftruncate(log_fd_.get(), 0) != 0) fail_os(errno, text("cannot empty '", log_path, "'"));
       fail_allocation(error, log_fd_.get(), log_path, kHeadBytes, kHeadBytes);
@@ -273,8 +274,8 @@ void Store::create(bool is_leftover) {
   write_geometry(geometry_);
   mark_open();
   if (durability_ == DurabilityLevel::kPower && options_.device.empty()) {
-    if (sync_file(log_fd_.get()) != 0 || sync_file(data_fd_.get()) != 0)
-      fail_os(errno, "cannot sync the pool's files");
+    if (sync_file(log_fd_.get()) != 0) fail_sync(errno, "/log");
+    if (sync_file(data_fd_.get()) != 0) fail_sync(errno, "/data");
     if (!has_fault(Fault::kNoFolderSync)) sync_folder(options_.path);
     if (!has_fault(Fault::kNoParentSync))
       sync_folder(options_.path + "/..");  // the pool itself is an entry there
@@ -289,6 +290,7 @@ void Store::read_session() {
   const auto* s = log_.at<Session>(kSession);
   const bool valid = s->magic == kSessionMagic && s->crc == checksum(*s);
   was_clean_ = valid && s->clean == 1;
+  had_failed_sync_ = valid && s->sync_failed != 0;
   is_same_boot_ = valid && !options_.assume_reboot &&
                   boot_id() == std::string(s->boot_id, ::strnlen(s->boot_id, sizeof s->boot_id));
 }
@@ -315,29 +317,21 @@ void Store::mark_open() {
   persistence_.persist(log_.at<Session>(kSession), sizeof s);
   // The flag guards against a restart, so it must reach the medium before the first change does:
   // its page alone, since after a kill the whole log may wait to be written.
-  if (medium_.kind == MediumKind::kBlock && ::msync(log_.base() + kSession, kPage, MS_SYNC) != 0)
-    fail_os(errno, text("cannot sync '", log_.path(), "'"));
+  if (medium_.kind != MediumKind::kBlock) return;
+  if (sync_mapped(log_.base() + kSession, kPage) != 0) fail_sync(errno, "/log");
 }
 
 void Store::sync_all() {
   check_alive();
   if (medium_.kind != MediumKind::kBlock) return;
-  if (::fdatasync(data_fd_.get()) != 0 || ::fdatasync(log_fd_.get()) != 0) {
-    const int error = errno;
-    poison("a sync of the pool's files failed");
-    fail_os(error, text("cannot sync pool '", options_.path, "'; open it again to recover"));
-  }
+  if (sync_file_data(data_fd_.get()) != 0) fail_sync(errno, "/data");
+  if (sync_file_data(log_fd_.get()) != 0) fail_sync(errno, "/log");
 }
 
-void Store::make_durable(const void* p, uint64_t bytes) {
+void Store::make_durable(void* p, uint64_t bytes) {
   if (!has_journal() || bytes == 0) return;
   // Of a shared mapping msync writes and syncs the file's range, and that alone.
-  const auto begin = reinterpret_cast<uintptr_t>(p) / kPage * kPage;
-  const uint64_t length = reinterpret_cast<uintptr_t>(p) + bytes - begin;
-  if (::msync(reinterpret_cast<void*>(begin), length, MS_SYNC) == 0) return;
-  const int error = errno;
-  poison("a sync of the log failed");
-  fail_os(error, text("cannot sync '", log_.path(), "'; open the pool again to recover"));
+  if (sync_mapped(p, bytes) != 0) fail_sync(errno, "/log");
 }
 
 void Store::mark_clean() {
@@ -349,20 +343,6 @@ void Store::mark_clean() {
   *s = next;
   persistence_.persist(s, sizeof next);
   sync_all();
-}
-
-void Store::poison(const std::string& why) {
-  const std::lock_guard lock(poison_mutex_);
-  if (poisoned_.empty()) poisoned_ = why;
-}
-
-void Store::check_alive() const {
-  if (options_.read_only) fail(ErrorKind::kPool, "pool '", options_.path, "' is open read only");
-  const std::lock_guard lock(poison_mutex_);
-  if (!poisoned_.empty()) {
-    fail(ErrorKind::kPool, "pool '", options_.path, "' cannot be used any more: ", poisoned_,
-         "\n  do:    open the pool again; it recovers the last committed batch");
-  }
 }
 
 std::string Store::uuid_text() const {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "file_calls.h"
 #include "kernels.h"
 #include "layout.h"
 #include "media.h"
@@ -75,8 +76,14 @@ class Store {
   void unlock();      // closed: others may open it, though views keep this object alive
   void sync_all();
   // Level power on an ordinary file: the bytes are durable on return. Else nothing.
-  void make_durable(const void* p, uint64_t bytes);
+  void make_durable(void* p, uint64_t bytes);
+  // A sync failed: the next opening must take nothing for durable because the kernel says so.
+  void distrust() const;
+  [[noreturn]] void fail_sync(int error, const char* name);  // distrusts and poisons
   void poison(const std::string& why);  // no store any more; reopen and recover
+  bool is_poisoned() const;
+  void note_told() const;  // the trainer has seen an error of it
+  bool is_poison_told() const;
   void check_alive() const;
 
   Span& log() { return log_; }
@@ -96,9 +103,17 @@ class Store {
   bool has_journal() const {
     return durability_ == DurabilityLevel::kPower && medium_.kind == MediumKind::kBlock;
   }
-  // The machine went down while the pool was open: only the journal knows what is durable.
+  // The machine went down while the pool was open, or a sync failed: only the journal knows what
+  // is durable.
   bool needs_journal() const {
-    return has_journal() && !was_created_ && !was_clean_ && !is_same_boot_;
+    return has_journal() && !was_created_ && !was_clean_ && (!is_same_boot_ || had_failed_sync_);
+  }
+  bool had_failed_sync() const { return had_failed_sync_; }
+  // Has all of both files written again. What the kernel kept of them in memory is newer than what
+  // is on the medium, though it may call it clean.
+  void write_all_again() const {
+    write_again(log_.base(), log_.bytes());
+    write_again(data_.base(), data_.bytes());
   }
   const std::string& creation_note() const { return creation_note_; }
   uint64_t max_life() const { return slot_ ? slot_->life : 0; }
@@ -139,9 +154,11 @@ class Store {
   bool was_created_ = false;
   bool was_clean_ = true;
   bool is_same_boot_ = true;
+  bool had_failed_sync_ = false;
   uint64_t device_bytes_ = 0;        // DAX device: log window first, data window behind it
   mutable std::mutex poison_mutex_;  // threads that write poison, all check
   std::string poisoned_;
+  mutable bool is_told_ = false;
   std::string creation_note_;
   int lock_slot_ = -1;
 };

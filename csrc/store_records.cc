@@ -11,6 +11,7 @@
 #include "errors.h"
 #include "fault.h"
 #include "geometry.h"
+#include "kernels.h"
 #include "store.h"
 
 namespace tcxl {
@@ -114,14 +115,18 @@ void Store::bind_views() {
   for (Table& table : tables_) {
     const TableRecord& r = table.record;
     const auto kind = static_cast<OptimizerKind>(r.optimizer);
-    const auto states = static_cast<uint64_t>(state_dim(kind, r.dim));
     if (const std::string fault = table_fault(r, data_.bytes()); !fault.empty()) {
       fail(ErrorKind::kCorrupted, "table '", table.name, "' of pool '", options_.path,
            "' does not fit the pool's data: ", fault,
            "\n  state: nothing was changed\n  do:    restore the files from a copy");
     }
     table.view = {data_.at<float>(r.weight_offset),
-                  states > 0 ? data_.at<float>(r.state_offset) : nullptr, r.rows, r.dim, kind};
+                  state_floats(r) > 0 ? data_.at<float>(r.state_offset) : nullptr,
+                  r.rows,
+                  r.dim,
+                  kind,
+                  r.has_check != 0,
+                  crc32c(0, &r.init_key, sizeof r.init_key)};
   }
 }
 
@@ -159,9 +164,7 @@ size_t Store::add_table(const TableRecord& record) {
   const GeometryHeader before = geometry_;
   try {
     r.weight_bytes = r.rows * r.dim * sizeof(float);
-    r.state_bytes =
-        r.rows * static_cast<uint64_t>(state_dim(static_cast<OptimizerKind>(r.optimizer), r.dim)) *
-        sizeof(float);
+    r.state_bytes = r.rows * state_floats(r) * sizeof(float);
     r.weight_offset = allocate_data(r.weight_bytes);
     r.state_offset = r.state_bytes > 0 ? allocate_data(r.state_bytes) : r.weight_offset;
   } catch (const Error&) {
@@ -175,10 +178,8 @@ size_t Store::add_table(const TableRecord& record) {
 
 void Store::commit_tables() {
   if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
-      sync_file(data_fd_.get()) != 0) {
-    poison("fsync of the tables failed");
-    fail_os(errno, "cannot sync the pool's tables");
-  }
+      sync_file(data_fd_.get()) != 0)
+    fail_sync(errno, "/data");
   write_geometry(geometry_);
 }
 
@@ -195,11 +196,8 @@ void Store::write_geometry(GeometryHeader next) {
   next.crc = crc32c(crc_of(&next, sizeof next), records, tables_.size() * sizeof(TableRecord));
   // The files' new sizes first; then this copy. The other one stands until it is whole.
   if (durability_ == DurabilityLevel::kPower && options_.device.empty() &&
-      !has_fault(Fault::kNoSizeSync) && sync_file(log_fd_.get()) != 0) {
-    const int error = errno;
-    poison("a sync of the log failed");
-    fail_os(error, "cannot sync the pool's log");
-  }
+      !has_fault(Fault::kNoSizeSync) && sync_file(log_fd_.get()) != 0)
+    fail_sync(errno, "/log");
   // One checksum covers header and records: a torn write leaves this copy invalid and the other one
   // newest.
   *log_.at<GeometryHeader>(offset) = next;

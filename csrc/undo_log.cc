@@ -49,7 +49,7 @@ void add_segment(FramePlan& plan, size_t table, const TableView& view, uint64_t 
   s.table = table;
   s.count = count;
   s.dim = static_cast<uint32_t>(view.dim);
-  s.state_dim = static_cast<uint32_t>(state_dim(view.optimizer, view.dim));
+  s.state_floats = static_cast<uint32_t>(view.state_floats());
   plan.segments.push_back(s);
   plan.records += count;
 }
@@ -65,7 +65,7 @@ void lay_out(FramePlan& plan, uint64_t header_bytes) {
     segment.row_offset = take(segment.count * sizeof(uint64_t));
     segment.crc_offset = take(segment.count * sizeof(uint32_t));
     segment.done_offset = take(num_blocks(segment) * sizeof(uint64_t));
-    segment.state_offset = take(segment.count * segment.state_dim * sizeof(float));
+    segment.state_offset = take(segment.count * segment.state_floats * sizeof(float));
     segment.weight_offset = take(segment.count * segment.dim * sizeof(float));
   }
   plan.bytes = at;
@@ -141,34 +141,6 @@ void UndoLog::reclaim(uint64_t batch) {
   while (has_fault(Fault::kReclaimEarly) && !kept_.empty()) give_up_oldest();
 }
 
-// Takes the frame before those kept so far, if its place is one where it can still be whole.
-bool UndoLog::keep(const Descriptor& d) {
-  // In an outgrown ring, where nothing is written any more.
-  if (d.offset < ring_offset_ || d.offset >= ring_offset_ + ring_bytes_) return true;
-  const uint64_t begin = d.offset - ring_offset_, end = begin + std::max(d.bytes, kLine);
-  if (end > ring_bytes_) return false;
-  if (!kept_.empty()) {
-    const Live &next = kept_.front(), &newest = kept_.back();
-    if (next.batch != d.batch + 1) return false;  // those between are in an outgrown ring
-    const bool has_wrapped = next.begin > newest.begin;
-    const bool is_before = end <= next.begin, is_after = begin >= newest.end;
-    if (has_wrapped ? !(is_before && is_after) : !(is_before || is_after)) return false;
-  }
-  kept_.push_front({d.batch, begin, end});
-  return true;
-}
-
-void UndoLog::adopt(uint64_t batch, uint64_t life) {
-  kept_.clear();
-  oldest_ = batch;
-  for (uint64_t n = batch; n > 0 && batch - n + 1 < kDirectoryEntries; --n) {
-    const auto d = find_on_line(n, life);
-    if (!d || !keep(*d)) return;
-    life = d->life;
-    oldest_ = n - 1;
-  }
-}
-
 uint64_t UndoLog::used_bytes() const {
   uint64_t bytes = 0;
   for (const Live& frame : live_) bytes += frame.end - frame.begin;
@@ -184,8 +156,8 @@ std::string segments_fault(std::span<const FrameSegment> segments, const std::ve
   for (const FrameSegment& s : segments) {
     if (s.table >= tables.size()) return text("table number ", s.table, " is unknown");
     const TableView& view = tables[s.table].view;
-    const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
-    if (s.dim != static_cast<uint64_t>(view.dim) || s.state_dim != states)
+    const auto states = static_cast<uint64_t>(view.state_floats());
+    if (s.dim != static_cast<uint64_t>(view.dim) || s.state_floats != states)
       return text("table ", s.table, " has another shape");
     if (is_outside(s.row_offset, s.count, sizeof(uint64_t)) ||
         is_outside(s.crc_offset, s.count, sizeof(uint32_t)) ||
@@ -264,20 +236,6 @@ std::optional<Descriptor> UndoLog::find(uint64_t batch, uint64_t life) const {
       (d.batch == batch && d.life == life) || has_fault(Fault::kNoBatchAndLifeInCrc);
   if (d.magic != kDescriptorMagic || d.crc != store_.checksum(d) || !is_named) return std::nullopt;
   return d;
-}
-
-std::optional<Descriptor> UndoLog::find_on_line(uint64_t batch, uint64_t life) const {
-  const Descriptor d = *descriptor(batch);
-  return d.life <= life ? find(batch, d.life) : std::nullopt;
-}
-
-bool UndoLog::is_sound(const Descriptor& d, bool is_committed) const {
-  try {
-    check(d, is_committed);
-  } catch (const Error&) {
-    return false;
-  }
-  return true;
 }
 
 bool UndoLog::has_later_flag(uint64_t life) const {
@@ -360,35 +318,43 @@ void UndoLog::check(const Descriptor& d, bool is_committed) const {
     fail_damaged(d, "only ", records, " of ", d.records, " records are there");
 }
 
+void UndoLog::visit_rows(const Descriptor& d, const VisitRow& visit) const {
+  for_each_range(d, open_frame(d),
+                 [&](const RecordColumns& c, const FrameSegment& s, uint64_t first, uint64_t end) {
+                   for (uint64_t r = first; r < end; ++r)
+                     visit(s.table, c.row[r], c.state + r * s.state_floats, c.weight + r * s.dim);
+                 });
+}
+
 UndoLog::RolledBack UndoLog::roll_back(const Descriptor& d) {
   RolledBack result;
   const Persistence& persistence = store_.persistence();
-  for_each_range(d, open_frame(d),
-                 [&](const RecordColumns& c, const FrameSegment& s, uint64_t first, uint64_t end) {
-                   const TableView& view = store_.tables()[s.table].view;
-                   const uint64_t weight_bytes = s.dim * sizeof(float),
-                                  state_bytes = s.state_dim * sizeof(float);
-                   result.records += end - first;
-                   for (uint64_t r = first; r < end; ++r) {
-                     float* weight = view.weight + c.row[r] * s.dim;
-                     float* state = s.state_dim > 0 ? view.state + c.row[r] * s.state_dim : weight;
-                     const float* old_weight = c.weight + r * s.dim;
-                     const float* old_state =
-                         s.state_dim > 0 ? c.state + r * s.state_dim : old_weight;
-                     if (std::memcmp(weight, old_weight, weight_bytes) != 0 ||
-                         std::memcmp(state, old_state, state_bytes) != 0) {
-                       ++result.changed;
-                       crash_point("recovery: row");
-                       std::memcpy(weight, old_weight, weight_bytes);
-                       std::memcpy(state, old_state, state_bytes);
-                     }
-                     // Equal bytes too: an earlier recovery may have stored them and been killed
-                     // before its fence.
-                     if (has_fault(Fault::kRecoveryWithoutRowFlush)) continue;
-                     persistence.flush(weight, weight_bytes);
-                     persistence.flush(state, state_bytes);
-                   }
-                 });
+  for_each_range(
+      d, open_frame(d),
+      [&](const RecordColumns& c, const FrameSegment& s, uint64_t first, uint64_t end) {
+        const TableView& view = store_.tables()[s.table].view;
+        const uint64_t weight_bytes = s.dim * sizeof(float),
+                       state_bytes = s.state_floats * sizeof(float);
+        result.records += end - first;
+        for (uint64_t r = first; r < end; ++r) {
+          float* weight = view.weight + c.row[r] * s.dim;
+          float* state = s.state_floats > 0 ? view.state + c.row[r] * s.state_floats : weight;
+          const float* old_weight = c.weight + r * s.dim;
+          const float* old_state = s.state_floats > 0 ? c.state + r * s.state_floats : old_weight;
+          if (std::memcmp(weight, old_weight, weight_bytes) != 0 ||
+              std::memcmp(state, old_state, state_bytes) != 0) {
+            ++result.changed;
+            crash_point("recovery: row");
+            std::memcpy(weight, old_weight, weight_bytes);
+            std::memcpy(state, old_state, state_bytes);
+          }
+          // Equal bytes too: an earlier recovery may have stored them and been killed
+          // before its fence.
+          if (has_fault(Fault::kRecoveryWithoutRowFlush)) continue;
+          persistence.flush(weight, weight_bytes);
+          persistence.flush(state, state_bytes);
+        }
+      });
   persistence.fence();
   return result;
 }

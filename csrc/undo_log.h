@@ -90,6 +90,9 @@ class UndoLog {
     uint64_t changed = 0;  // rows that differed from their record
   };
   RolledBack roll_back(const layout::Descriptor& descriptor);
+  // The rows that roll_back would put back: visit(table, row, their state, their weights).
+  using VisitRow = std::function<void(uint64_t, uint64_t, const float*, const float*)>;
+  void visit_rows(const layout::Descriptor& descriptor, const VisitRow& visit) const;
 
  private:
   template <typename... What>

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from trainingcxl.batches import BatchFeed, Fetched
 from trainingcxl.dense_part import DensePart
 from trainingcxl.errors import PoolError
-from trainingcxl.gradients import clip_dense_grads, scaled_dense_step
+from trainingcxl.gradients import check_dense_grads, clip_dense_grads, scaled_dense_step
 from trainingcxl.pool import Pool
 from trainingcxl.pool.rewind import choose_point
 from trainingcxl.resume import (
@@ -228,8 +228,8 @@ class FaultTolerantRun:
                 scale goes down. Pass it in the run's `state` as well.
 
         Raises:
-            ValueError: The loss or a pooled gradient is not finite. The pool is unchanged; `skip()`
-                goes on.
+            ValueError: The loss or a gradient is not finite. The pool is unchanged; `skip()` goes
+                on.
         """
         if scaler is not None:
             scale = scaled_dense_step(loss, scaler, self.dense_optimizer, self._prepare)
@@ -255,11 +255,12 @@ class FaultTolerantRun:
         dense step (`step_dense=False`). Gradients of the dense part are left alone.
 
         Raises:
-            ValueError: A pooled gradient is not finite. Nothing has changed.
+            ValueError: A gradient is not finite. Nothing has changed.
             PoolFull: The batch is larger than the pool's limits. Nothing has changed.
         """
         self._prepare()
         if step_dense and self.dense_optimizer is not None:
+            check_dense_grads(self.model)
             self.dense_optimizer.step()
         self._commit_prepared()
 
@@ -295,7 +296,7 @@ class FaultTolerantRun:
         return norm
 
     def sync(self) -> None:
-        """Blocks until the committed batch's dense part is written and, if possible, durable."""
+        """Blocks until the committed batch's dense part is written and, where possible, durable."""
         self._write_generation()
         self.pool.sync()
 
@@ -306,15 +307,16 @@ class FaultTolerantRun:
         self._write_generation(force=True)
 
     def close(self) -> None:
-        """Writes the dense generation of the committed batch: resume has nothing to do again."""
-        if self.pool.is_read_only or self._dense.is_ahead or self.pool.transaction.has_forward:
+        """Writes the committed batch's dense generation: resume has nothing to do again."""
+        is_mid_step = self._dense.is_ahead or self.pool.transaction.has_forward
+        if self.pool.is_read_only or self._core.is_poisoned or is_mid_step:
             return  # in the middle of a step the dense part is not that of the committed batch
         self._core.drop_announced()
         self._write_generation()
 
     def rewind(self, batches: int) -> int:
         """Goes back to the nearest exact point at least so many batches ago, e.g. when the loss
-        exploded.
+        exploded; returns its batch.
 
         Tables, model, optimizers, `state`, random generators and position are then those of that
         batch, as after a resume; the batches after it are gone for good. The running iteration of
@@ -337,9 +339,6 @@ class FaultTolerantRun:
 
         A loader that is neither ours nor stateful is iterated anew and skipped to the place. How
         far back there are exact points: `pool.rewind_points()`, `keep_dense`, `log_bytes`.
-
-        Returns:
-            The batch gone back to: the committed one from now on.
 
         Raises:
             RecoveryError: There is no such point; names those that there are. Nothing has changed.

@@ -45,8 +45,8 @@ class Effect(Enum):
     """What another value of a setting does to a run that is resumed with it."""
 
     RESULT = "result"
-    ROUNDING = "last bits"
-    NONE = "no effect"
+    ROUNDING = "on the last bits"
+    NONE = "none on the bits"
 
 
 def _key(
@@ -233,6 +233,9 @@ class PoolSettings(_Section):
     )
     journal_bytes: int = _key(
         0, "power on a file: first size of the journal; 0 by the batches", effect=Effect.NONE
+    )
+    check_rows: bool = _key(
+        False, "new tables: a checksum in every row, for verify; kept by a pool", effect=Effect.NONE
     )
     rows_per_batch_max: int = _key(0, "rows a batch may change; 0: by data", effect=Effect.NONE)
     lookahead: int = _key(1, "batches announced ahead", effect=Effect.NONE)

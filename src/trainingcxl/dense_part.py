@@ -1,6 +1,8 @@
 """The dense part of a model in the dense log (paper: relaxed batch-aware checkpoint)."""
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +48,8 @@ class DensePart:
         self._core = pool.core
         self._is_auto = every == "auto"
         self.every = 1 if every == "auto" else int(every)
-        self._captures = 0
+        self._spent = 0.0  # on all generations so far
+        self._costs: deque[float] = deque(maxlen=5)  # of the newest ones
         if optimizer is not None:
             optimizer.register_step_post_hook(self._mark_ahead)
         self._core.set_dense_every(self.every)
@@ -73,13 +76,18 @@ class DensePart:
         if not self._core.is_dense_due():
             return
         self.capture(record)
-        self._captures += 1
-        if not self._is_auto or self._captures < 3:
+        if not self._is_auto:
             return
         raw = self._core.stats()
-        cost = 1e-9 * (raw["dense_copy_ns"] + raw["background_dense_ns"]) / self._captures
+        spent = 1e-9 * (raw["dense_copy_ns"] + raw["background_dense_ns"])
+        self._costs.append(spent - self._spent)
+        self._spent = spent
         step = step_seconds / max(1, raw["batches"])
-        wanted = min(max(math.ceil(cost / (_BUDGET * step)), 1), _EVERY_MAX)
+        if step <= 0:
+            return
+        wanted = math.ceil(statistics.median(self._costs) / (_BUDGET * step))
+        # No leap: one slow write (a busy disk, a first touch) would leave much to train again.
+        wanted = min(max(wanted, 1), 2 * self.every, _EVERY_MAX)
         if not 0.8 <= wanted / self.every <= 1.25:  # noise is no reason to change
             self.every = wanted
             self._core.set_dense_every(wanted)

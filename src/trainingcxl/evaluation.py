@@ -287,7 +287,15 @@ class TrainedPool(AbstractContextManager["TrainedPool"]):
                 "scores mean something only if every column is read alike"
             )
             self._report.event("notice", text=text)
-        elif there.get("conversion") != here.get("conversion"):
+        elif there.get("conversion") == here.get("conversion"):
+            return
+        elif here["source"] == "criteo":
+            raise DataError(
+                f"the ids of '{source}' are of another form (ranks or hexadecimal) than those that "
+                f"pool '{self.path}' was trained on: they would mean other rows\n"
+                "  do:    give data of the form that it was trained on"
+            )
+        else:
             guessed = not self.settings.data.schema
             raise DataError(
                 f"'{source}' is read by another schema than the data of pool '{self.path}' was: "

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainingcxl.errors import ConfigError
 
-__all__ = ["clip_dense_grads", "scaled_dense_step"]
+__all__ = ["check_dense_grads", "clip_dense_grads", "scaled_dense_step"]
 
 
 def clip_dense_grads(model: nn.Module, squares: float, max_norm: float) -> tuple[float, float]:
@@ -69,6 +69,27 @@ def scaled_dense_step(
     scaler.step(optimizer)
     scaler.update()
     return None if scaler.get_scale() < scale else scale
+
+
+def check_dense_grads(model: nn.Module) -> None:
+    """Refuses gradients that would make parameters infinite or nan.
+
+    Raises:
+        ValueError: One is not finite; names the parameter.
+    """
+    named = [(name, _values(p.grad)) for name, p in model.named_parameters() if p.grad is not None]
+    extremes = [torch.stack(torch.aminmax(grad)).float() for _, grad in named if grad.numel() > 0]
+    if not extremes or bool(torch.isfinite(torch.cat(extremes)).all()):
+        return
+    name = next(name for name, grad in named if not bool(torch.isfinite(grad).all()))
+    raise ValueError(
+        f"the gradient of '{name}' is not finite\n  state: the pool and the dense part are "
+        "unchanged\n  do:    run.skip() leaves the batch out"
+    )
+
+
+def _values(grad: Tensor) -> Tensor:
+    return grad.detach()._values() if grad.is_sparse else grad.detach()
 
 
 def _make_infinite(optimizer: torch.optim.Optimizer) -> None:

@@ -14,7 +14,6 @@ import os
 import random
 import select
 import signal
-import struct
 import sys
 import time
 import traceback
@@ -110,20 +109,22 @@ class _Shared:
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, 16 + 2 * self._BATCHES_MAX * self._DIGEST_BYTES)
+        # One store: struct.pack_into clears its target first, and a kill may come in between.
+        self._number = memoryview(self._memory)[:8].cast("q")
 
     def forget_batch(self) -> None:
-        struct.pack_into("<q", self._memory, 0, _NO_BATCH)
+        self._number[0] = _NO_BATCH
 
     @property
     def batch(self) -> int:
         """Where the life stands; _NO_BATCH while it has not opened the pool."""
-        return int(struct.unpack_from("<q", self._memory, 0)[0])
+        return self._number[0]
 
     def put(self, batch: int, *digests: str, acknowledged: int | None = None) -> None:
         """Digests of a batch's rows and of the rest, or none; acknowledges it, or an older one."""
         for kind, digest in enumerate(digests):
             self._memory[self._place(kind, batch)] = digest.encode()
-        struct.pack_into("<q", self._memory, 0, batch if acknowledged is None else acknowledged)
+        self._number[0] = batch if acknowledged is None else acknowledged
 
     def digest(self, kind: int, batch: int) -> str:
         """Of the rows (0) or of the rest (1) after a batch; empty: unknown."""

@@ -225,7 +225,15 @@ class Training:
                 return
             labels.append(batch_labels)
             logits.append(batch_logits)
-        self.metrics = measure(np.concatenate(labels), np.concatenate(logits))
+        all_logits = np.concatenate(logits)
+        if not np.isfinite(all_logits).all():
+            raise TrainingCXLError(
+                f"the training has diverged: after batch {self.trained} predictions for held-out "
+                f"samples are not finite\n  where: pool {self.settings.pool.path!r}\n"
+                "  state: that batch is committed\n"
+                "  do:    lower dense.lr or rows.lr and start over with --fresh"
+            )
+        self.metrics = measure(np.concatenate(labels), all_logits)
         self.report.event("evaluation", **self._position(), **asdict(self.metrics))
 
     def _position(self) -> dict[str, int | None]:

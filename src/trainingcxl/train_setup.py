@@ -227,6 +227,7 @@ def open_training_pool(settings: Settings, data: Dataset, report: Report) -> Poo
         undo_log=wanted.undo_log,
         lag_max=wanted.lag_max,
         journal_bytes=wanted.journal_bytes or None,
+        check_rows=wanted.check_rows,
         trust_after_reboot=wanted.trust_after_reboot,
         progress=lambda what, done, total: report.progress("create tables", done, total),
     )

@@ -88,14 +88,16 @@ def train(path: str, medium: str, on_commit: Any, on_open: Any) -> None:
         )
         on_open(pool)
         for _ in run.epochs(1):
-            for batch in run.batches(_Batches()):
+            for batch in run.batches(Batches()):
                 pooled = rows({n: torch.from_numpy(ids) for n, ids in batch.ids.items()})
                 loss = (pooled - torch.from_numpy(batch.target)).square().sum() * 0.5
                 run.step(loss)
                 on_commit(pool)
 
 
-class _Batches:
+class Batches:
+    """Batches of an epoch from any on."""
+
     def seek(self, epoch: int, batch: int) -> None:
         self._next = batch
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
@@ -182,8 +182,8 @@ def race(folder: str, rounds: int) -> list[list[str]]:
                 return f"locked: {error}"
             return "trained"
 
-        pids = [_fork(contend) for _ in range(2)]
-        results.append([_join(*pid) for pid in pids] + [str(len(verify(path)))])
+        pids = [fork(contend) for _ in range(2)]
+        results.append([join(*pid) for pid in pids] + [str(len(verify(path)))])
     return results
 
 
@@ -191,14 +191,14 @@ def lock_of_killed(folder: str) -> dict[str, Any]:
     """A second trainer is refused while the first lives, and let in once it is killed."""
     path = f"{folder}/lock.pool"
     scenario = Scenario(name="lock", epochs=50)
-    pid, reader = _fork(lambda: live(path, scenario, lambda what, life: None) or "")
+    pid, reader = fork(lambda: live(path, scenario, lambda what, life: None) or "")
     while not Path(path, "log").exists() or _core_slot(path) < 3:
         time.sleep(0.01)
-    second = _join(*_fork(lambda: _try_open(path)))
+    second = join(*fork(lambda: _try_open(path)))
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     os.close(reader)
-    third = _join(*_fork(lambda: _try_open(path)))
+    third = join(*fork(lambda: _try_open(path)))
     return {"pid": pid, "second": second, "third": third}
 
 
@@ -239,7 +239,7 @@ def creation_without_room(folder: str) -> dict[str, Any]:
             return str(error)
         return "created"
 
-    return {"error": _join(*_fork(create)), "left": sorted(p.name for p in Path(path).glob("*"))}
+    return {"error": join(*fork(create)), "left": sorted(p.name for p in Path(path).glob("*"))}
 
 
 def growth_without_room(folder: str) -> dict[str, Any]:
@@ -261,7 +261,7 @@ def growth_without_room(folder: str) -> dict[str, Any]:
             return f"{batches[-1]} {error}"
         return "trained"
 
-    error = _join(*_fork(train))
+    error = join(*fork(train))
     rig = Torture(Path(folder), scenario)
     digests = {}
 
@@ -276,7 +276,7 @@ def growth_without_room(folder: str) -> dict[str, Any]:
         live(path, scenario, watch)
         return json.dumps(digests)
 
-    return {"error": error, "after": json.loads(_join(*_fork(go_on)))}
+    return {"error": error, "after": json.loads(join(*fork(go_on)))}
 
 
 def damaged(folder: str) -> list[dict[str, Any]]:
@@ -304,7 +304,7 @@ def damaged(folder: str) -> list[dict[str, Any]]:
         shutil.copytree(origin, copy)
         change(copy / "log")
         before = _hash(copy)
-        said = _join(*_fork(partial(_open_and_hash, str(copy))))
+        said = join(*fork(partial(_open_and_hash, str(copy))))
         results.append(
             {
                 "what": name,
@@ -366,7 +366,7 @@ def _limit_files(num_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, num_bytes))
 
 
-def _fork(body: Callable[[], str]) -> tuple[int, int]:
+def fork(body: Callable[[], str]) -> tuple[int, int]:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid:
@@ -381,25 +381,26 @@ def _fork(body: Callable[[], str]) -> tuple[int, int]:
         os._exit(0)
 
 
-def _join(pid: int, reader: int) -> str:
+def join(pid: int, reader: int) -> str:
     with os.fdopen(reader) as pipe:
         said = pipe.read()
     os.waitpid(pid, 0)
     return said
 
 
-def main() -> None:
+def serve(functions: Mapping[str, Any]) -> None:
+    """Answers until the tests have ended."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what lives print is no answer
     import_module("torch._dynamo")  # optimizers import it when first made: not in every life
     for line in sys.stdin:
         name, arguments = json.loads(line)
         try:
-            answer = {"result": globals()[name](**arguments)}
+            answer = {"result": functions[name](**arguments)}
         except BaseException:
             answer = {"error": traceback.format_exc()}
         print(json.dumps(answer), file=answers, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    serve(globals())

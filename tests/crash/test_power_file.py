@@ -157,6 +157,33 @@ def test_lost_journal(tmp_path: Path) -> None:
         _open_after_reboot(path)
 
 
+def test_journal_of_another_pool(tmp_path: Path) -> None:
+    """After a restart only the pool's own journal tells what is durable; nothing is changed."""
+    paths = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        paths.append(_left_open(tmp_path / name))
+    (paths[0] / "journal").write_bytes((paths[1] / "journal").read_bytes())
+    before = {name: (paths[0] / name).read_bytes() for name in ("log", "data", "journal")}
+    with pytest.raises(PoolCorrupted, match="holds no valid slot"):
+        _open_after_reboot(paths[0])
+    for name, content in before.items():
+        assert (paths[0] / name).read_bytes() == content
+
+
+def test_inspect_says_what_is_durable(tmp_path: Path) -> None:
+    """While a pool is trained, and after a kill: never more than the trainer would."""
+    small = _Small(tmp_path / "pool", lag_max=8)
+    assert inspect(tmp_path / "pool")["durable_batch"] == 0
+    for _ in range(20):
+        small.train(1)
+        assert inspect(tmp_path / "pool")["durable_batch"] <= (small.run.durable_batch or 0)
+    small.run.sync()
+    assert 12 <= inspect(tmp_path / "pool")["durable_batch"] <= 20
+    small.pool.close()
+    assert inspect(tmp_path / "pool")["durable_batch"] == 20
+
+
 def test_cut_off_journal(tmp_path: Path) -> None:
     path = _left_open(tmp_path)
     os.truncate(path / "journal", (path / "journal").stat().st_size - 4096)

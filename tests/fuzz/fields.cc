@@ -27,7 +27,7 @@ namespace {
   TCXL_SEGMENT(kind, owner, table), TCXL_SEGMENT(kind, owner, count),                    \
       TCXL_SEGMENT(kind, owner, row_offset), TCXL_SEGMENT(kind, owner, crc_offset),      \
       TCXL_SEGMENT(kind, owner, state_offset), TCXL_SEGMENT(kind, owner, weight_offset), \
-      TCXL_SEGMENT(kind, owner, state_dim), TCXL_SEGMENT(kind, owner, dim),              \
+      TCXL_SEGMENT(kind, owner, state_floats), TCXL_SEGMENT(kind, owner, dim),           \
       TCXL_SEGMENT(kind, owner, done_offset)
 
 constexpr Field kFields[] = {

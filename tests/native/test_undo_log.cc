@@ -365,7 +365,7 @@ void test_flips(bool is_fused) {
     use(s.row_offset, s.count * 8);
     use(s.crc_offset, s.count * 4);
     if (is_fused) use(s.done_offset, 8);
-    use(s.state_offset, s.count * s.state_dim * 4);
+    use(s.state_offset, s.count * s.state_floats * 4);
     use(s.weight_offset, s.count * s.dim * 4);
   }
   auto* frame = store.log().at<uint8_t>(offset);

@@ -179,9 +179,9 @@ def test_harmless_settings_are_reported_and_leave_the_bits(tmp_path: Path) -> No
     changed = run(tmp_path / "a.pool", "run.dense_every=5", "eval.every=7", "run.threads=2")
     found = {event["setting"]: event["effect"] for event in changed.all("setting_changed")}
     assert found == {
-        "run.dense_every": "no effect",
-        "eval.every": "no effect",
-        "run.threads": "last bits",
+        "run.dense_every": "none on the bits",
+        "eval.every": "none on the bits",
+        "run.threads": "on the last bits",
     }
     run(tmp_path / "b.pool")
     assert inspect(tmp_path / "a.pool")["committed_batch"] == BATCHES_PER_EPOCH

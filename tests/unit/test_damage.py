@@ -27,6 +27,8 @@ from pool_bytes import (
     outcome,
     patch,
     read,
+    reseal,
+    seed_of,
     table_bytes,
     train,
 )
@@ -151,6 +153,40 @@ def test_missing_flag_of_a_committed_batch(crashed):
     with pytest.raises(PoolCorrupted, match=r"batch 11 is missing[\s\S]*'latest'"):
         Pool(crashed.path)
     assert outcome(crashed) == "refused"
+    assert outcome(crashed, "latest") == 12
+
+
+@pytest.mark.parametrize("how", ["swapped", "swapped whole", "repeated", "of another pool"])
+def test_frames_of_other_batches_and_pools(crashed, bench, how):
+    """Each frame and flag is whole, but not where it belongs: batch, life and pool are part of
+    every checksum.
+    """
+    (_, at, size, flag), (_, other_at, other_size, other_flag) = (
+        next(frame for frame in frames(crashed.path) if frame[0] == batch) for batch in (11, 12)
+    )
+    flags = [read(crashed.path, place, 64) for place in (flag, other_flag)]
+    if how == "swapped":  # the flags name each other's frames, with right checksums
+        for place, mine, theirs in ((flag, *flags), (other_flag, *reversed(flags))):
+            mixed = bytearray(mine)
+            mixed[24:40] = theirs[24:40]
+            patch(crashed.path, place, reseal(mixed, seed_of(crashed.path)))
+    elif how == "swapped whole":
+        patch(crashed.path, flag, flags[1])
+        patch(crashed.path, other_flag, flags[0])
+    elif how == "repeated":
+        shorter, longer = (at, other_at) if size <= other_size else (other_at, at)
+        patch(crashed.path, longer, read(crashed.path, shorter, min(size, other_size)))
+    else:
+        torch.manual_seed(0)
+        pool = bench.open(bench.folder / "other.pool")
+        train(pool, 12, 5)
+        for batch, begin, length, place in frames(pool.path):
+            if batch in (11, 12):
+                patch(crashed.path, begin, read(pool.path, begin, length))
+                patch(crashed.path, place, read(pool.path, place, 64))
+        pool.core.drop_announced()
+    assert outcome(crashed) == "refused"
+    assert verify(crashed.path) != []
     assert outcome(crashed, "latest") == 12
 
 

@@ -102,3 +102,22 @@ def test_scaler_without_a_dense_optimizer(bench):
     job = Job(bench.open(), dense=False, sparse_of=lambda ids: ids)
     with pytest.raises(ConfigError, match="dense optimizer"):
         job.run.step(job.loss(batches(1)[0]), scaler=scaler_of())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_dense_gradient_that_is_not_finite(bench, bad):
+    """Else the dense part would be durable with nan in it, and nothing to go back to."""
+    job = Job(bench.open(), sparse_of=lambda ids: ids)
+    first, second = batches(2)
+    job.run.step(job.loss(first))
+    before, head = job.weight.copy(), job.head.weight.detach().clone()
+    job.loss(second).backward()
+    job.head.weight.grad[0, 0] = bad
+    with pytest.raises(ValueError, match=r"'1.weight'[\s\S]*state:[\s\S]*do:"):
+        job.run.commit()
+    assert (job.weight == before).all()
+    assert torch.equal(job.head.weight, head)
+    job.run.skip()
+    assert job.run.committed_batch == 2
+    job.run.step(job.loss(first))
+    assert torch.isfinite(job.head.weight).all()

@@ -1,6 +1,8 @@
 """Snapshots: a copy of one batch while training goes on (protocol: csrc/snapshot.h)."""
 
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import torch
 from small_job import Job, batches
 
 import trainingcxl as tcxl
-from trainingcxl.errors import PoolError
+from trainingcxl.errors import PoolError, PoolFull
 from trainingcxl.pool import Pool, inspect, verify
 
 ROWS, DIM = 30_000, 16
@@ -123,6 +125,39 @@ def test_a_path_in_use_and_a_second_snapshot(bench, tmp_path):
         job.pool.snapshot(tmp_path / "no" / "such" / "folder")
     job.run.step(job.loss(batches(1)[0]))
     job.pool.close()
+
+
+def test_no_room_for_the_last_undo_records(bench, tmp_path):
+    """A few records wait in a buffer until the copy is made: one that cannot be written then must
+    not be missed, or rows of a later batch stay in the snapshot.
+    """
+    pool = bench.open()
+    rows = 400_000
+    config = tcxl.EmbeddingBagConfig(
+        name="t", num_embeddings=rows, embedding_dim=32, feature_names=["t"]
+    )
+    bags = tcxl.EmbeddingBagCollection(pool, tables=[config], optimizer=tcxl.optim.Adagrad(lr=0.1))
+    run = tcxl.FaultTolerantRun(pool, bags)
+    run.step(bags(torch.tensor([[1]])).sum())
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for attempt in range(20):  # the copy may be over before the batch commits
+        snapshot = pool.snapshot(tmp_path / f"copy{attempt}", wait=False)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limit[1]))
+        try:
+            run.step(bags(torch.tensor([[rows - 1], [2 + attempt]])).sum())
+            snapshot.wait()
+        except PoolFull as error:
+            refusal = str(error)
+            break
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        shutil.rmtree(snapshot.path)
+    else:
+        pytest.fail("no record was refused")
+    assert "undo records" in refusal
+    assert not snapshot.path.exists()
+    run.step(bags(torch.tensor([[rows - 1]])).sum())  # the training goes on
+    assert run.committed_batch == 3 + attempt
 
 
 def test_closing_waits_for_the_snapshot(tmp_path):

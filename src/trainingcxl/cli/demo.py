@@ -55,6 +55,7 @@ def command(folder: Path | None, batches: int) -> None:
     _print_training(left_alone["result"], batches, costs)
     digests = [inspect(pool, digest=True) for pool in (killed, alone)]
     _print_comparison(resumed["recovery"], *digests)
+    click.echo(f"\nthe pools stay in {folder}, to be looked at; remove them when you like")
     if digests[0]["digest"] != digests[1]["digest"]:
         raise TrainingCXLError(
             "the resumed training differs from the one that was left alone\n"

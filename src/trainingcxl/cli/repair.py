@@ -25,8 +25,8 @@ def command(ctx: click.Context, pool: Path, to: int | None, yes: bool, as_json: 
 
     For damage alone, as `verify` reports it or an opening refuses it: a sound pool is refused. By
     default the newest exact point is chosen, and none if POOL opens as it is: then what is damaged
-    is cleared. The head of the log is kept in the pool's folder first. Rows carry no checksum:
-    damage inside the tables is not seen, here neither.
+    is cleared. The head of the log is kept in the pool's folder first. Rows with a
+    wrong checksum stay as they are; of pools without checksums of rows such damage is not seen.
 
     Exits with 3 if nothing was changed.
     """
@@ -48,10 +48,14 @@ def command(ctx: click.Context, pool: Path, to: int | None, yes: bool, as_json: 
 def _describe(pool: Path, found: Examination, point: RepairPoint | None) -> dict[str, Any]:
     lost = []
     if point is None:
-        lost.append("the dense parts that are damaged: rewind cannot go there")
+        lost.append("dense parts that are damaged: no rewind goes there")
     elif found.committed_batch is not None and point.batch < found.committed_batch:
         lost.append(
             f"batches {point.batch + 1} to {found.committed_batch}: training does them again"
+        )
+    if any(damage.region == "table" for damage in found.damage):
+        lost.append(
+            "rows with a wrong checksum: nothing tells what they held, they stay as they are"
         )
     if point is not None and not point.is_exact:
         lost.append(

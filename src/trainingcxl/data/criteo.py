@@ -171,7 +171,8 @@ def open_criteo(where: str, options: OpenOptions) -> Dataset:
         _convert(folder, sources, layout, limits, options)
 
     sizes = {name: [limit.rows, limit.is_exact] for name, limit in limits.items()}
-    identity = {"source": "criteo", "hash_size": sizes}
+    ids = "ranks" if layout.has_header else "hexadecimal"
+    identity = {"source": "criteo", "ids": ids, "hash_size": sizes}
     folder = convert_once(cache_dir, sources, identity, convert, options.waiting)
     return options.checked(load_arrays(folder, fingerprint_of(sources, identity), []))
 

@@ -42,7 +42,12 @@ def inspect(path: str | os.PathLike[str], *, digest: bool = False) -> dict[str, 
     slot = core.slot()
     record = json.loads(slot["resume"]) if slot else {}
     committed = slot["batch"] if slot else None
-    survives = facts["durability"] == "power" or (facts["was_clean"] and facts["medium"] != "tmpfs")
+    durable: int | None = None
+    if facts["durability"] == "power":
+        is_behind = not facts["was_clean"] and (Path(path) / "journal").exists()
+        durable = core.journal_durable() if is_behind else committed
+    elif facts["was_clean"] and facts["medium"] != "tmpfs":
+        durable = committed
     result: dict[str, Any] = {
         "path": str(path),
         "uuid": facts["uuid"],
@@ -52,14 +57,14 @@ def inspect(path: str | os.PathLike[str], *, digest: bool = False) -> dict[str, 
         "durability": facts["durability"],
         "clean": facts["was_clean"],
         "committed_batch": committed,
-        "durable_batch": committed if survives else None,
+        "durable_batch": durable,
         "dense_batch": core.newest_dense_batch(),
         "epoch": record.get("epoch"),
         "position": record.get("batch"),
         "finished": bool(record.get("finished", False)),
         "horizon_batches": core.horizon_batches(),
         "tables": [_table_summary(record) for record in core.tables()],
-        "tables_checked": False,  # no per-row checksums: damage inside a table is not detected
+        "tables_checked": all(record["has_check"] for record in core.tables()),
         "data_bytes": facts["data_bytes"],
         "log_bytes": facts["log_bytes"],
         "log_used_bytes": core.log_bytes_live(),
@@ -79,7 +84,8 @@ def inspect(path: str | os.PathLike[str], *, digest: bool = False) -> dict[str, 
 def verify(path: str | os.PathLike[str]) -> list[Damage]:
     """Checks every checksum and invariant of a pool that no trainer has open. Changes nothing.
 
-    The tables themselves carry no checksums: damage inside them is not found here.
+    Damage inside a table is found where it was created with checksums of rows
+    (`Pool(check_rows=True)`), else not; `inspect` tells which: `tables_checked`.
 
     Raises:
         PoolLocked: A trainer has it open.

@@ -41,6 +41,11 @@ def check_options(
 def notices_of(found: Mapping[str, Any]) -> list[str]:
     """What a user should know about this medium, and about how the pool was found."""
     notices = [found["creation_note"]] if found["creation_note"] else []
+    if found["had_failed_sync"]:
+        notices.append(
+            "a sync failed when this pool was open last: all of it is written again now; look at "
+            "the medium and the kernel's log"
+        )
     system = found["file_system"]
     if found["is_network"]:
         notices.append(

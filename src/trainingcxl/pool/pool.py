@@ -87,6 +87,9 @@ class Pool:
             one waits for the oldest.
         journal_bytes: Level "power" on an ordinary file: first size of the journal's ring; it
             grows with the batches. Default: 64 MiB to 1 GiB.
+        check_rows: Tables are created with a checksum in every row: `verify` then finds damage in
+            them, and a batch that would change a damaged row is refused. Costs 4 bytes a row and
+            some time in the update (docs/performance.md). Tables that exist stay as they are.
         trust_after_reboot: Open a "process" pool that was open when the machine restarted. Right
             after an orderly shutdown; wrong after a power loss.
         progress: Called with (what, done bytes, total bytes) while tables are created.
@@ -118,6 +121,7 @@ class Pool:
         undo_log: str = "auto",
         lag_max: int = 16,
         journal_bytes: int | None = None,
+        check_rows: bool = False,
         trust_after_reboot: bool = False,
         progress: Progress | None = None,
         _medium: str = "",
@@ -126,9 +130,8 @@ class Pool:
     ) -> None:
         self.path = Path(path)
         check_options(path, resume, lookahead, undo_log, threads, lag_max, keep_dense)
-        self.threads = threads or len(os.sched_getaffinity(0))
-        self.lookahead = lookahead
-        self._progress = progress
+        self.threads, self.lookahead = threads or len(os.sched_getaffinity(0)), lookahead
+        self._progress, self._check_rows = progress, check_rows
         self._closers: list[Callable[[], None]] = []
         self.settle: Callable[[], None] = lambda: None  # a run's: writes the committed dense part
         started = time.perf_counter()
@@ -141,7 +144,7 @@ class Pool:
             assume_reboot=_assume_reboot,
             sparse=_medium == "sparse",
         )
-        found = self._recover(resume == "exact")
+        found = self._recover(is_exact=resume == "exact")
         facts = self._core.facts()
         self.uuid: str = facts["uuid"]
         self.medium: str = facts["medium"]
@@ -173,23 +176,30 @@ class Pool:
 
     def _open(self, *, read_only: bool, **options: Any) -> "_core.Pool":
         """Opens the files; a pool that cannot be created leaves nothing behind."""
-        is_new_folder = not self.path.exists()
-        not_ours = [name for name in _FILES if (self.path / name).exists()]
+        self._is_new_folder = not self.path.exists()
+        self._not_ours = [name for name in _FILES if (self.path / name).exists()]
         try:
             return _core.Pool(path=str(self.path), read_only=read_only, unlocked=False, **options)
         except PoolLocked:
             raise  # whoever has it may be creating it right now
         except (TrainingCXLError, OSError):
             if not read_only:
-                _remove_empty_pool(self.path, keep=not_ours, remove_folder=is_new_folder)
+                self._remove_created()
             raise
 
-    def _recover(self, is_exact: bool) -> Mapping[str, Any]:
+    def _recover(self, *, is_exact: bool) -> dict[str, Any]:
+        """Finds the recovery point; the end of the creation, where there was none."""
         try:
             return self._core.recover(is_exact)
-        except BaseException:
+        except BaseException as error:
+            was_created = self._core.facts()["was_created"]
             self._core.close(False)  # the error's traceback keeps this object alive, not the lock
+            if was_created and isinstance(error, TrainingCXLError | OSError):
+                self._remove_created()
             raise
+
+    def _remove_created(self) -> None:
+        _remove_empty_pool(self.path, keep=self._not_ours, remove_folder=self._is_new_folder)
 
     @property
     def core(self) -> "_core.Pool":
@@ -219,6 +229,8 @@ class Pool:
         for spec in specs:
             if spec.name in have:
                 check_same_shape(self.path, spec, have[spec.name])
+        if self._check_rows and not all(table.has_check for table in have.values()):
+            self.notices.append("the pool's tables were created without checksums of rows")
         if not missing:
             return
         if not self.is_new:
@@ -229,18 +241,7 @@ class Pool:
                 "  do:    use the tables that it has, or another pool"
             )
         try:
-            rows = [(self._add(spec), spec) for spec in missing]
-            total = sum(self.tables[spec.name].num_bytes for spec in missing)
-            done = 0
-            for index, spec in rows:
-                row_bytes = self.tables[spec.name].num_bytes // spec.num_embeddings
-                step = max(1, _INIT_BYTES // row_bytes)
-                for begin in range(0, spec.num_embeddings, step):
-                    end = min(begin + step, spec.num_embeddings)
-                    self._core.initialize_rows(index, begin, end)
-                    done += (end - begin) * row_bytes
-                    if self._progress is not None:
-                        self._progress(f"table {spec.name}", done, total)
+            self._fill([(self._add(spec), spec) for spec in missing])
             self._core.commit_tables()
         except BaseException as error:
             # half-made tables are unknown to the geometry; the next open cuts them off
@@ -248,6 +249,20 @@ class Pool:
             if isinstance(error, PoolFull) and not have:
                 _remove_empty_pool(self.path)  # but a full disk wants its room back now
             raise
+
+    def _fill(self, tables: Sequence[tuple[int, TableSpec]]) -> None:
+        """Gives all rows of new tables their initial values."""
+        total = sum(self.tables[spec.name].num_bytes for _, spec in tables)
+        done = 0
+        for index, spec in tables:
+            row_bytes = self.tables[spec.name].num_bytes // spec.num_embeddings
+            step = max(1, _INIT_BYTES // row_bytes)
+            for begin in range(0, spec.num_embeddings, step):
+                end = min(begin + step, spec.num_embeddings)
+                self._core.initialize_rows(index, begin, end)
+                done += (end - begin) * row_bytes
+                if self._progress is not None:
+                    self._progress(f"table {spec.name}", done, total)
 
     def _add(self, spec: TableSpec) -> int:
         key = int.from_bytes(hashlib.blake2b(spec.name.encode(), digest_size=8).digest(), "little")
@@ -259,6 +274,7 @@ class Pool:
             seed=spec.init_seed & 0xFFFFFFFFFFFFFFFF,
             key=key,
             scale=spec.init_scale,
+            has_check=self._check_rows,
         )
 
     # --- state
@@ -304,9 +320,9 @@ class Pool:
             shape = [name, table.num_embeddings, table.embedding_dim, table.optimizer]
             sha.update(json.dumps(shape).encode())
             for column in (table.weight, table.state):
-                flat = column.reshape(-1).view(np.uint8)
-                for begin in range(0, flat.size, _DIGEST_BYTES):
-                    sha.update(flat[begin : begin + _DIGEST_BYTES].data)
+                rows = max(1, _DIGEST_BYTES // max(1, 4 * column.shape[1]))
+                for begin in range(0, len(column), rows):  # without their checksums
+                    sha.update(np.ascontiguousarray(column[begin : begin + rows]).data)
         sha.update(f"committed={self.committed_batch}".encode())
         record, blob = self._core.dense_resume(), self._core.dense_blob()
         if record is not None and blob is not None:
@@ -359,9 +375,7 @@ class Pool:
     # --- rewind
 
     def rewind_points(self) -> list[RewindPoint]:
-        """Batches before the committed one that `rewind` or the undo log alone reaches, newest
-        first. Reads all that the undo log keeps. Waits for a snapshot that is being taken.
-        """
+        """Batches before the committed one that the undo log reaches, newest first: reads it."""
         self._finish_snapshots()
         return find_points(self._core, self.committed_batch)
 

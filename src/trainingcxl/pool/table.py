@@ -57,6 +57,7 @@ class Table:
         self.optimizer: OptimizerKind = OPTIMIZERS[record["optimizer"]]
         self.init_seed: int = record["init_seed"]
         self.init_scale: float = record["init_scale"]
+        self.has_check: bool = record["has_check"]
         self.num_bytes: int = record["weight_bytes"] + record["state_bytes"]
 
     @property
@@ -67,7 +68,7 @@ class Table:
     @property
     def state(self) -> npt.NDArray[np.float32]:
         """View of the optimizer state, shape (R, S); S is 0, 1 or D. Read-only."""
-        return _read_only(self._core.state(self.index))
+        return _read_only(self._core.state(self.index)[:, : self.state_dim])
 
 
 def check_same_shape(path: Path, spec: TableSpec, have: Table) -> None:

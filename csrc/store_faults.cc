@@ -1,0 +1,58 @@
+// What a store does when its medium fails: nothing any more, and it says so to whoever opens it
+// next.
+#include <cstring>
+
+#include "errors.h"
+#include "store.h"
+
+namespace tcxl {
+
+using namespace layout;
+
+void Store::distrust() const {
+  auto* s = log_.at<Session>(kSession);
+  s->clean = 0;
+  s->sync_failed = 1;
+  s->crc = checksum(*s);
+}
+
+void Store::fail_sync(int error, const char* name) {
+  const std::string what = sync_failed(error, options_.path + name);
+  distrust();
+  poison(what.substr(0, what.find('\n')));
+  throw Error(ErrorKind::kOs, what, error);
+}
+
+void Store::poison(const std::string& why) {
+  const std::lock_guard lock(poison_mutex_);
+  if (poisoned_.empty()) poisoned_ = why;
+}
+
+void Store::note_told() const {
+  const std::lock_guard lock(poison_mutex_);
+  is_told_ = !poisoned_.empty();
+}
+
+bool Store::is_poison_told() const {
+  const std::lock_guard lock(poison_mutex_);
+  return is_told_;
+}
+
+bool Store::is_poisoned() const {
+  const std::lock_guard lock(poison_mutex_);
+  return !poisoned_.empty();
+}
+
+void Store::check_alive() const {
+  if (options_.read_only) fail(ErrorKind::kPool, "pool '", options_.path, "' is open read only");
+  const std::lock_guard lock(poison_mutex_);
+  if (!poisoned_.empty()) {
+    is_told_ = true;
+    fail(
+        ErrorKind::kPool, "pool '", options_.path, "' cannot be used any more: ", poisoned_,
+        "\n  state: what was durable before still is\n  do:    look at the medium and the kernel's "
+        "log, then open the pool again; it recovers");
+  }
+}
+
+}  // namespace tcxl
