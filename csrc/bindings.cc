@@ -32,6 +32,7 @@ nb::dict report_dict(const RecoveryReport& r) {
   nb::dict d;
   d["has_point"] = r.has_point;
   d["is_exact"] = r.is_exact;
+  d["is_rewind"] = r.is_rewind;
   d["committed_batch"] = r.committed_batch;
   d["dense_batch"] = r.dense_batch;
   d["resumed_batch"] = r.resumed_batch;
@@ -243,6 +244,52 @@ void bind_contents(nb::class_<CorePool>& pool) {
   pool.def("close", &CorePool::close, "is_clean"_a, nb::call_guard<nb::gil_scoped_release>());
 }
 
+void bind_rewind(nb::class_<CorePool>& pool) {
+  // (batch, resume record of its dense generation or None), newest first.
+  pool.def("rewind_points", [](CorePool& self) {
+    std::vector<RewindPoint> points;
+    {
+      nb::gil_scoped_release released;
+      points = self.rewind_points();
+    }
+    nb::list out;
+    for (const RewindPoint& point : points) {
+      nb::object record = nb::none();
+      if (point.generation) {
+        const std::string resume = self.dense().read_resume(*point.generation);
+        record = nb::bytes(resume.data(), resume.size());
+      }
+      out.append(nb::make_tuple(point.batch, record));
+    }
+    return out;
+  });
+  pool.def(
+      "rewind",
+      [](CorePool& self, uint64_t batch) {
+        RecoveryReport report;
+        {
+          nb::gil_scoped_release released;
+          report = self.rewind(batch);
+        }
+        return report_dict(report);
+      },
+      "batch"_a);
+}
+
+void bind_repair(nb::class_<CorePool>& pool) {
+  // (batch, batch of the dense part), newest first.
+  pool.def("repair_points", [](CorePool& self) {
+    std::vector<std::pair<uint64_t, uint64_t>> out;
+    for (const RepairPoint& point : self.repair_points())
+      out.emplace_back(point.batch, point.generation.header.batch);
+    return out;
+  });
+  pool.def("clear_damaged", [](CorePool& self) { self.clear_damaged(); });
+  pool.def(
+      "repair", [](CorePool& self, uint64_t batch) { return report_dict(self.repair(batch)); },
+      "batch"_a);
+}
+
 void bind_pool(nb::module_& m) {
   nb::class_<CorePool> pool(m, "Pool",
                             "One open pool: files, logs, engine. Private; use trainingcxl.Pool.");
@@ -272,18 +319,21 @@ void bind_pool(nb::module_& m) {
       "start",
       [](CorePool& self, int threads, uint64_t lookahead, uint64_t log_bytes,
          uint64_t rows_per_batch_max, const std::string& undo_log, uint64_t lag_max,
-         uint64_t journal_bytes) {
+         uint64_t journal_bytes, int64_t keep_dense) {
         EngineOptions options{threads, lookahead, log_bytes, rows_per_batch_max};
         options.without_log = undo_log == "none";
         options.undo_form = undo_form(undo_log);
         options.lag_max = lag_max;
         options.journal_bytes = journal_bytes;
+        if (keep_dense >= 0) options.keep_dense = static_cast<uint64_t>(keep_dense);
         self.start(options);
       },
       "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "undo_log"_a, "lag_max"_a,
-      "journal_bytes"_a);
+      "journal_bytes"_a, "keep_dense"_a = -1);
   bind_contents(pool);
   bind_evidence(pool);
+  bind_rewind(pool);
+  bind_repair(pool);
   bind_engine(m, pool);
 }
 

@@ -12,6 +12,8 @@
 #include "errors.h"
 #include "journal_recovery.h"
 #include "recovery.h"
+#include "repair.h"
+#include "rewind.h"
 
 namespace tcxl {
 
@@ -70,11 +72,45 @@ class CorePool {
       throw;
     }
   }
+  // The batches that the pool can be taken back to; the present one is not among them.
+  std::vector<RewindPoint> rewind_points() {
+    if (store_.is_read_only())
+      return tcxl::rewind_points(store_, undo_, dense_, report_.resumed_batch);
+    return engine().rewind_points();
+  }
+  RecoveryReport rewind(uint64_t batch) { return report_ = engine().rewind(batch); }
+  // For a pool that recover() refuses, in its place.
+  std::vector<RepairPoint> repair_points() {
+    undo_.attach();
+    return tcxl::repair_points(store_, undo_, dense_);
+  }
+  // For a pool that opens all the same.
+  void clear_damaged() { tcxl::clear_damaged(store_, dense_); }
+  RecoveryReport repair(uint64_t batch) {
+    if (store_.needs_journal())
+      fail(ErrorKind::kPool, "the machine restarted while pool '", store_.path(),
+           "' was open: only its journal tells where it stands\n  do:    restore it from a copy");
+    for (const RepairPoint& point : repair_points()) {
+      if (point.batch != batch) continue;
+      uint64_t journal_life = 0;
+      if (store_.has_journal()) {
+        const JournalFile file(store_);
+        if (file.slot()) journal_life = file.slot()->life;
+      }
+      report_ = tcxl::repair(store_, undo_, dense_, point, journal_life);
+      if (store_.has_journal()) Journal(store_).rebase(*store_.slot());
+      return report_;
+    }
+    fail(ErrorKind::kRecovery, "batch ", batch, " of pool '", store_.path(),
+         "' cannot be reached\n  state: nothing was changed");
+  }
   RecoveryReport recover(bool exact) {
     if (store_.had_failed_sync() && !store_.is_read_only()) store_.write_all_again();
     if (store_.needs_journal()) {
       const JournalFile file(store_);
-      if (file.slot()) {
+      if (file.slot() && is_told_by_slot(*file.slot())) {
+        // A rewind made log and tables durable before it began: the journal is that of before.
+      } else if (file.slot()) {
         report_ = recover_from_journal(store_, undo_, dense_, file, exact);
       } else {
         store_.forget_creation();
@@ -128,6 +164,11 @@ class CorePool {
   }
 
  private:
+  bool is_told_by_slot(const layout::JournalSlot& journal) const {
+    return store_.slot() && store_.slot()->journal_life != 0 &&
+           store_.slot()->journal_life == journal.life;
+  }
+
   Store store_;
   UndoLog undo_;
   DenseLog dense_;

@@ -24,7 +24,7 @@ void name_generation(Slot& slot, const Generation& generation) {
   slot.dense_crc = generation.header.crc;
 }
 
-std::string DenseLog::check_area(uint32_t area, Generation& out) const {
+std::string DenseLog::check_header(uint32_t area, Generation& out) const {
   const GeometryHeader& g = store_.geometry();
   if (g.dense_bytes[area] < kDenseBlob) return "no area";
   if (g.dense_offset[area] > store_.log().bytes() ||
@@ -39,28 +39,39 @@ std::string DenseLog::check_area(uint32_t area, Generation& out) const {
     return text("header cannot be true: batch ", h.batch, ", life ", h.life);
   if (h.resume_bytes > kResumeBytesMax || h.blob_bytes > g.dense_bytes[area] - kDenseBlob)
     return "header names more bytes than the area has";
+  out = {area, h};
+  return "";
+}
+
+std::string DenseLog::check_area(uint32_t area, Generation& out) const {
+  Generation found;
+  const std::string reason = check_header(area, found);
+  if (!reason.empty()) return reason;
+  const std::byte* base = store_.log().base() + store_.geometry().dense_offset[area];
+  const DenseHeader& h = found.header;
   if (store_.crc_of(base + kDenseResume, h.resume_bytes) != h.resume_crc)
     return "resume record has a wrong checksum";
   if (store_.crc_of(base + kDenseBlob, h.blob_bytes) != h.blob_crc)
     return "dense part has a wrong checksum";
-  out = {area, h};
+  out = found;
   return "";
 }
 
 std::optional<Generation> DenseLog::newest_valid(const Slot& slot) const {
   std::optional<Generation> best;
-  for (uint32_t area = 0; area < 2; ++area) {
+  for (uint32_t area = 0; area < kDenseAreas; ++area) {
     Generation g;
-    if (!check_area(area, g).empty() || g.header.batch > slot.batch) continue;
+    if (!check_header(area, g).empty() || g.header.batch > slot.batch) continue;
     // No undo log reaches back further than its directory: who walks to the commit comes to an end.
     if (slot.batch - g.header.batch >= kDirectoryEntries) continue;
     const bool named = slot.dense_batch == g.header.batch && slot.dense_life == g.header.life &&
                        slot.dense_area == area && slot.dense_crc == g.header.crc;
-    if (!named && g.header.life != slot.life) continue;
+    if (!named && (g.header.life != slot.life || slot.rolling_back == kRewinding)) continue;
     // Two generations of one batch differ in the record (end of an epoch, finished): the slot names
     // the later one.
-    if (!best || g.header.batch > best->header.batch ||
-        (named && g.header.batch == best->header.batch))
+    if ((!best || g.header.batch > best->header.batch ||
+         (named && g.header.batch == best->header.batch)) &&
+        check_area(area, g).empty())
       best = g;
   }
   return best;
@@ -68,9 +79,9 @@ std::optional<Generation> DenseLog::newest_valid(const Slot& slot) const {
 
 uint64_t DenseLog::newest_life() const {
   uint64_t life = 0;
-  for (uint32_t area = 0; area < 2; ++area) {
+  for (uint32_t area = 0; area < kDenseAreas; ++area) {
     Generation g;
-    if (check_area(area, g).empty()) life = std::max(life, g.header.life);
+    if (check_header(area, g).empty()) life = std::max(life, g.header.life);
   }
   return life;
 }
@@ -85,28 +96,16 @@ const std::byte* DenseLog::blob(const Generation& g) const {
 }
 
 void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume,
-                       const std::vector<Part>& parts) {
+                       const std::vector<Part>& parts, const Horizon& horizon) {
   TCXL_ASSERT(!is_writing_);
   if (resume.size() > kResumeBytesMax)
     fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ",
          kResumeBytesMax, " fit");
   uint64_t bytes = 0;
   for (const Part& part : parts) bytes += part.bytes;
-  uint32_t area = newest_ ? 1 - newest_->area : 0;
-  if (has_fault(Fault::kDenseOverNewest)) area = 0;
-  GeometryHeader g = store_.geometry();
-  if (g.dense_bytes[area] < kDenseBlob + bytes) {
-    // A quarter more, so that state that appears later (optimizers create theirs in the first step)
-    // rarely moves it.
-    const uint64_t room = round_up(kDenseBlob + bytes + bytes / 4, kRegionAlign);
-    const uint64_t offset = store_.allocate_log(room);
-    g = store_.geometry();
-    g.dense_offset[area] = offset;
-    g.dense_bytes[area] = room;
-    std::memset(store_.log().base() + offset, 0, kPage);
-    store_.persistence().persist(store_.log().base() + offset, kPage);
-    store_.write_geometry(g);
-  }
+  ensure_areas(kDenseBlob + bytes, horizon);
+  uint32_t area = choose_area(kDenseBlob + bytes, horizon);
+  if (has_fault(Fault::kDenseOverNewest) && newest_) area = newest_->area;
   if (staging_bytes_ < bytes) {
     staging_.reset(new std::byte[bytes]);
     staging_bytes_ = bytes;
@@ -116,8 +115,9 @@ void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume,
     if (part.bytes > 0) std::memcpy(to, part.data, part.bytes);
     to += part.bytes;
   }
+  held_[area].reset();
   staged_.area = area;
-  staged_area_ = store_.log().base() + g.dense_offset[area];
+  staged_area_ = store_.log().base() + store_.geometry().dense_offset[area];
   staged_.header = {};
   staged_.header.magic = kDenseMagic;
   staged_.header.life = life;
@@ -170,12 +170,26 @@ void DenseLog::complete() {
 
 void DenseLog::publish() {
   newest_ = staged_;
+  held_[staged_.area] = staged_.header;
   is_writing_ = false;
+}
+
+void DenseLog::set_newest(const Generation& generation) {
+  newest_ = generation;
+  for (uint32_t area = 0; area < kDenseAreas; ++area) {
+    Generation g;
+    held_[area].reset();
+    if (check_header(area, g).empty()) held_[area] = g.header;
+  }
+}
+
+void DenseLog::forget(uint32_t area) {
+  if (!newest_ || newest_->area != area) held_[area].reset();
 }
 
 void DenseLog::rewrite(const Generation& from, uint64_t batch, uint64_t life,
                        const std::string& resume) {
-  newest_ = from;
+  set_newest(from);
   capture(batch, life, resume, {{blob(from), from.header.blob_bytes}});
   while (!write_slice()) {
   }

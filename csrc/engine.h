@@ -24,6 +24,7 @@
 
 #include "dense_log.h"
 #include "journal.h"
+#include "rewind.h"
 #include "snapshot.h"
 #include "step.h"
 #include "stopwatch.h"
@@ -54,6 +55,8 @@ struct EngineOptions {
   // Level power on a file: commits that may wait for a sync; first size of the ring, 0: by batches.
   uint64_t lag_max = 16;
   uint64_t journal_bytes = 0;
+  // Dense generations kept beyond the last two.
+  uint64_t keep_dense = Horizon::kAuto;
   bool without_log = false;  // benchmarks: what training costs without durability
 };
 
@@ -126,6 +129,12 @@ class Engine {
   void begin_snapshot(const std::string& path, const std::string& resume);
   Snapshot* snapshot() { return snapshot_.get(); }
 
+  // What was announced is forgotten: its logs are in the way.
+  std::vector<RewindPoint> rewind_points();
+  // Makes the batch, one with a generation, the committed one. Every error before the first change
+  // leaves the pool as it was.
+  RecoveryReport rewind(uint64_t batch);
+
   uint64_t committed() const { return committed_; }
   uint64_t dense_batch();
   uint64_t log_used_bytes();
@@ -167,6 +176,7 @@ class Engine {
   layout::Slot next_slot(uint64_t batch) const;
   void finish_generation();
   void detach_snapshot();
+  void settle(Lock& lock);
   void background();
   bool background_sort(Lock& lock);
   bool background_log(Lock& lock);

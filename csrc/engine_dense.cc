@@ -20,7 +20,8 @@ void Engine::capture(const std::string& resume, const std::vector<DenseLog::Part
   check_background();
   stats_.dense_wait_ns += watch.ns();
   watch = Stopwatch();
-  dense_.capture(committed_, life_, resume, parts);
+  dense_.capture(committed_, life_, resume, parts,
+                 {options_.keep_dense, undo_.ring_bytes(), undo_.oldest()});
   last_captured_ = committed_;
   if (has_fault(Fault::kReclaimEarly)) undo_.reclaim(committed_);
   for (const DenseLog::Part& part : parts) stats_.dense_bytes += part.bytes;

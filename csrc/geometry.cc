@@ -39,21 +39,20 @@ std::string geometry_fault(const GeometryHeader& g) {
   if (g.log_bytes < kHeadBytes || g.log_bytes > kBytesMax)
     return text("the log has ", g.log_bytes, " bytes");
   if (g.data_bytes > kBytesMax) return text("the tables have ", g.data_bytes, " bytes");
-  auto region_fault = [&](const char* name, uint64_t offset, uint64_t bytes) {
+  auto region_fault = [&](const char* name, uint64_t offset, uint64_t bytes, uint64_t align) {
     if (bytes == 0) return std::string();
-    if (offset % kRegionAlign != 0 || bytes % kRegionAlign != 0)
-      return text(name, " is not aligned");
+    if (offset % align != 0 || bytes % align != 0) return text(name, " is not aligned");
     if (offset < kHeadBytes || !is_inside(offset, bytes, g.log_bytes))
       return text(name, " is outside the log");
     return std::string();
   };
-  std::string fault = region_fault("the undo ring", g.ring_offset, g.ring_bytes);
-  for (int area = 0; area < 2 && fault.empty(); ++area)
-    fault = region_fault("a dense area", g.dense_offset[area], g.dense_bytes[area]);
-  if (fault.empty() && has_overlap({{g.ring_offset, g.ring_bytes},
-                                    {g.dense_offset[0], g.dense_bytes[0]},
-                                    {g.dense_offset[1], g.dense_bytes[1]}}))
-    fault = "undo ring and dense areas overlap";
+  std::string fault = region_fault("the undo ring", g.ring_offset, g.ring_bytes, kRegionAlign);
+  std::vector<Range> regions = {{g.ring_offset, g.ring_bytes}};
+  for (uint32_t area = 0; area < kDenseAreas && fault.empty(); ++area) {
+    fault = region_fault("a dense area", g.dense_offset[area], g.dense_bytes[area], kPage);
+    regions.push_back({g.dense_offset[area], g.dense_bytes[area]});
+  }
+  if (fault.empty() && has_overlap(regions)) fault = "undo ring and dense areas overlap";
   if (fault.empty() && g.frame_bytes_max > g.ring_bytes)
     fault = "frames are larger than the undo ring";
   return fault;

@@ -38,7 +38,9 @@ Journal::~Journal() {
 }
 
 void Journal::rebase(const Slot& slot) {
+  const std::lock_guard touch(touch_mutex_);
   const std::lock_guard lock(mutex_);
+  for (Bits& bits : touched_) bits.words.reset();
   TCXL_ASSERT(queue_.empty() && !checkpoint_.is_active);
   if (!has_fault(Fault::kJournalResetBeforeSync)) store_.sync_all();
   try {
@@ -202,6 +204,14 @@ void Journal::wait_durable() {
   Lock lock(mutex_);
   const uint64_t ticket = newest_ticket_;
   changed_.wait(lock, [&] { return acked_ticket_ >= ticket || !failure_.empty(); });
+  lock.unlock();
+  check();
+}
+
+void Journal::settle() {
+  wait_durable();
+  Lock lock(mutex_);
+  changed_.wait(lock, [&] { return !checkpoint_.is_active || !failure_.empty(); });
   lock.unlock();
   check();
 }

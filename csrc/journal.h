@@ -53,6 +53,8 @@ class Journal {
   void commit_batch(JournalFrame& frame, uint64_t batch, const std::string& resume);
   void commit_record(uint64_t batch, const std::string& resume);
   void wait_durable();  // of everything that was appended
+  void settle();        // and of the checkpoint in hand: until there is nothing left to do
+  uint64_t life() const { return life_; }
   uint64_t durable_batch();
   void check();  // throws when the medium failed
   // lag_max: commits that may wait for their sync. ring_bytes: first size, 0: by the batches.

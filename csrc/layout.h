@@ -1,7 +1,7 @@
 // Every byte of a pool, in one place (docs/format.md draws the same). Two spans:
 //   log  : head (superblock, session, slots, resume records, frame directory, geometry), then the
 //   regions that
-//          the geometry names: dense areas 0 and 1, undo ring
+//          the geometry names: dense areas, undo ring
 //   data : the columns (weights, optimizer state) of the tables, each 2 MiB aligned
 // and, for level power on an ordinary file, a third file:
 //   journal : two slots, then a ring of frames; written with pwrite and fdatasync only
@@ -29,7 +29,7 @@ inline constexpr uint64_t kDescriptorMagic = 0x43534544544c5843ull;
 inline constexpr uint64_t kJournalSlotMagic = 0x544c534a4c584354ull;
 inline constexpr uint64_t kJournalFrameMagic = 0x4d52464a4c584354ull;
 
-inline constexpr uint16_t kFormatMajor = 1;
+inline constexpr uint16_t kFormatMajor = 2;
 inline constexpr uint16_t kCompat = 0;    // unknown bits: ignore
 inline constexpr uint16_t kRoCompat = 0;  // unknown bits: read only
 inline constexpr uint16_t kIncompat = 0;  // unknown bits: refuse
@@ -99,15 +99,21 @@ struct Slot {
       dense_batch;  // the generation that this slot vouches for whatever its life; kNoBatch: none
   uint64_t dense_life;
   uint32_t dense_area;
-  uint32_t dense_crc;     // DenseHeader::crc
-  uint32_t rolling_back;  // 1: exact resume is taking batches back, rows are of no one batch
+  uint32_t dense_crc;  // DenseHeader::crc
+  uint32_t
+      rolling_back;  // kExactResume or kRewinding: batches are taken back, rows are of no one batch
   uint32_t reserved3;
-  uint64_t reserved[5];
+  uint64_t
+      journal_life;  // not 0: this slot tells, not the journal, while the journal has this life
+  uint64_t reserved[4];
   uint32_t reserved2;
   uint32_t crc;
 };
 static_assert(sizeof(Slot) == 128);
 inline constexpr uint64_t kNoBatch = ~0ull;
+// Slot::rolling_back: back to the newest valid generation, or to the one that the slot names.
+inline constexpr uint32_t kExactResume = 1;
+inline constexpr uint32_t kRewinding = 2;
 // Of sequence numbers, batches, lives and lsns. No pool gets there, and one more never wraps.
 inline constexpr uint64_t kCountMax = 1ull << 56;
 
@@ -127,6 +133,8 @@ struct Descriptor {
 static_assert(sizeof(Descriptor) == kDescriptorBytes);
 
 // --- geometry
+// Generations of the dense part that a pool has room for: the last two, and those of the horizon.
+inline constexpr uint32_t kDenseAreas = 16;
 struct GeometryHeader {
   uint64_t magic;
   uint64_t seq;
@@ -135,12 +143,12 @@ struct GeometryHeader {
   uint64_t data_bytes;  // of the data span
   uint64_t ring_offset, ring_bytes;
   uint64_t frame_bytes_max;
-  uint64_t dense_offset[2], dense_bytes[2];
-  uint64_t reserved[3];
+  uint64_t dense_offset[kDenseAreas], dense_bytes[kDenseAreas];  // page aligned; 0 bytes: none
+  uint64_t reserved[7];
   uint32_t reserved2;
   uint32_t crc;  // over this header (crc = 0) and all table records
 };
-static_assert(sizeof(GeometryHeader) == 128);
+static_assert(sizeof(GeometryHeader) == 384);
 
 inline constexpr uint64_t kTableNameBytes = 128;
 struct TableRecord {

@@ -5,6 +5,7 @@
 #include "crc32c.h"
 #include "errors.h"
 #include "fault.h"
+#include "rewind.h"
 
 namespace tcxl {
 
@@ -19,8 +20,11 @@ std::vector<Descriptor> frames_above(const Store& store, const UndoLog& undo, co
   std::vector<Descriptor> frames;
   uint64_t last = slot.batch;
   while (last < slot.batch + kLookaheadMax && undo.find(last + 1, slot.life)) ++last;
+  uint64_t life = slot.life;
   for (uint64_t n = last; n > x; --n) {
-    const auto descriptor = undo.find(n, slot.life);
+    // A rewind goes back beyond the slot's life; from the newest generation no other ever does.
+    const bool is_older = slot.rolling_back == kRewinding && n <= slot.batch;
+    const auto descriptor = is_older ? undo.find_on_line(n, life) : undo.find(n, life);
     if (!descriptor) {
       fail(ErrorKind::kCorrupted, "undo log of committed batch ", n, " is missing\n  where: pool '",
            store.path(), "', frame directory entry ", n % kDirectoryEntries,
@@ -29,6 +33,7 @@ std::vector<Descriptor> frames_above(const Store& store, const UndoLog& undo, co
            "\n  do:    open with resume 'latest' to go on at batch ", slot.batch,
            " with the dense part of batch ", x);
     }
+    life = descriptor->life;
     frames.push_back(*descriptor);
   }
   return frames;
@@ -65,6 +70,25 @@ void undo_frames(UndoLog& undo, const std::vector<Descriptor>& frames, RecoveryR
   }
 }
 
+// The slot of the recovery point: the only store that makes it one.
+void begin_life(Store& store, DenseLog& dense, const Slot& slot, const RecoveryReport& report) {
+  Slot next{};
+  next.batch = report.resumed_batch;
+  // A recovery that was killed before its slot may have left a generation of the life it meant to
+  // begin: with that life again it would count as soon as its batch has come.
+  next.life = std::max(slot.life, dense.newest_life()) + 1;
+  if (has_fault(Fault::kRecoverySameLife)) next.life = slot.life;
+  if (report.dense_batch != report.resumed_batch)
+    dense.rewrite(*dense.newest(), next.batch, next.life, report.resume);
+  name_generation(next, *dense.newest());
+  // Rows before the slot that vouches for them, where it is believed after a power failure.
+  if (slot.journal_life != 0 && store.has_journal()) {
+    store.sync_all();
+    next.journal_life = slot.journal_life;
+  }
+  store.write_slot(next, report.resume);
+}
+
 }  // namespace
 
 RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact) {
@@ -76,6 +100,7 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   // late then, and goes on with it.
   exact = exact || slot.rolling_back != 0;
   report.is_exact = exact;
+  report.is_rewind = slot.rolling_back == kRewinding;
   const auto generation = dense.newest_valid(slot);
   if (!generation) {
     fail(ErrorKind::kCorrupted, "pool '", store.path(),
@@ -104,7 +129,8 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   const bool is_new_point = report.resumed_batch != slot.batch;
   const bool needs_dense = report.dense_batch != report.resumed_batch;
   const bool is_in_order = frames.empty() && !is_new_point && !needs_dense;
-  if (!store.is_read_only() && !store.was_clean() && !has_fault(Fault::kRecoveryWithoutEvidence))
+  if (!store.is_read_only() && (!store.was_clean() || report.is_rewind) &&
+      !has_fault(Fault::kRecoveryWithoutEvidence))
     persist_evidence(store, *generation, frames);
   // Before the first change: killed in what follows, a pool that was closed must not be taken for
   // one that still is, nor its bytes for durable.
@@ -113,23 +139,15 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   if (!store.is_read_only() && is_new_point && slot.rolling_back == 0 &&
       !has_fault(Fault::kRecoveryWithoutRollingBack)) {
     Slot begun = slot;
-    begun.rolling_back = 1;
+    begun.rolling_back = kExactResume;
     store.write_slot(begun, store.read_resume(slot));
   }
   if (store.is_read_only() && !frames.empty()) store.data().make_private();
   if (!has_fault(Fault::kRecoverySlotFirst)) undo_frames(undo, frames, report);
   dense.set_newest(*generation);
-  if (store.is_read_only() || is_in_order) return report;
-  Slot next{};
-  next.batch = report.resumed_batch;
-  // A recovery that was killed before its slot may have left a generation of the life it meant to
-  // begin: with that life again it would count as soon as its batch has come.
-  next.life = std::max(slot.life, dense.newest_life()) + 1;
-  if (has_fault(Fault::kRecoverySameLife)) next.life = slot.life;
-  if (needs_dense) dense.rewrite(*generation, next.batch, next.life, report.resume);
-  name_generation(next, *dense.newest());
-  store.write_slot(next, report.resume);
+  if (!store.is_read_only() && !is_in_order) begin_life(store, dense, slot, report);
   if (has_fault(Fault::kRecoverySlotFirst)) undo_frames(undo, frames, report);
+  adopt_horizon(store, undo, dense, report.resumed_batch);
   return report;
 }
 
@@ -161,7 +179,7 @@ std::vector<Damage> verify(Store& store) {
       log.at<GeometryHeader>(other_geometry)->magic != kGeometryMagic)
     add("geometry", text("byte ", other_geometry), "older copy is damaged");
   DenseLog dense(store);
-  for (uint32_t area = 0; area < 2; ++area) {
+  for (uint32_t area = 0; area < kDenseAreas; ++area) {
     Generation g;
     const std::string reason = dense.check_area(area, g);
     if (!reason.empty() && reason != "no area" && reason != "empty")
@@ -177,8 +195,10 @@ std::vector<Damage> verify(Store& store) {
   if (undo.has_later_flag(slot.life))
     add("slot", "both slots",
         text("the newest is damaged: a flag is of a later life than ", slot.life));
+  const bool is_rewinding = slot.rolling_back == kRewinding;
   for (uint64_t n = generation->header.batch + 1; n <= slot.batch + kLookaheadMax; ++n) {
-    const auto descriptor = undo.find(n, slot.life);
+    const auto descriptor =
+        is_rewinding && n <= slot.batch ? undo.find_on_line(n, slot.life) : undo.find(n, slot.life);
     if (!descriptor && n <= slot.batch)
       add("undo log", text("batch ", n), "flag is missing or damaged");
     if (!descriptor) continue;

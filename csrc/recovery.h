@@ -18,6 +18,7 @@ inline constexpr uint64_t kLookaheadMax =
 
 struct RecoveryReport {
   bool is_exact = true;          // "latest" goes on with an exact recovery that was killed
+  bool is_rewind = false;        // a rewind that was killed was completed
   bool has_point = false;        // false: no batch was ever committed
   uint64_t committed_batch = 0;  // found in the newest slot
   uint64_t dense_batch = 0;      // newest complete dense generation

@@ -197,7 +197,10 @@ void Store::load_superblock() {
     fail(ErrorKind::kVersion, "pool '", options_.path, "' has format ", superblock_.major,
          " (incompatible features 0x", std::hex, superblock_.incompat,
          "), this build reads format ", std::dec, kFormatMajor,
-         "\n  state: nothing was changed\n  do:    install a newer trainingcxl");
+         "\n  state: nothing was changed\n  do:    ",
+         superblock_.major < kFormatMajor
+             ? "go on with the trainingcxl that made it, or train in a new pool"
+             : "install a newer trainingcxl");
   }
   if (superblock_.head_bytes != kHeadBytes || superblock_.directory_entries != kDirectoryEntries) {
     fail(ErrorKind::kVersion, "pool '", options_.path, "' has a head of ", superblock_.head_bytes,

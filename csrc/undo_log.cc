@@ -25,7 +25,9 @@ void UndoLog::attach() {
   ring_offset_ = store_.geometry().ring_offset;
   ring_bytes_ = store_.geometry().ring_bytes;
   live_.clear();
+  kept_.clear();
   retired_.clear();
+  oldest_ = 0;
 }
 
 void UndoLog::grow(uint64_t ring_bytes, uint64_t frame_bytes_max) {
@@ -37,6 +39,7 @@ void UndoLog::grow(uint64_t ring_bytes, uint64_t frame_bytes_max) {
   store_.write_geometry(g);
   for (const Live& frame : live_) retired_.push_back(frame.batch);
   live_.clear();
+  kept_.clear();  // they stay where they are, as long as the directory names them
   ring_offset_ = g.ring_offset;
   ring_bytes_ = g.ring_bytes;
 }
@@ -80,26 +83,38 @@ void UndoLog::clear_flag(uint64_t batch) {
   store_.persistence().persist(d, sizeof *d);
 }
 
-// Where in the ring the next frame goes, nothing when it has no room.
-std::optional<uint64_t> UndoLog::place_for(uint64_t bytes) const {
+// Where in the ring the next frame goes once so many of the kept frames are given up, nothing when
+// it has no room.
+std::optional<uint64_t> UndoLog::place_for(uint64_t bytes, size_t given_up) const {
   if (live_frames() + 1 >= kDirectoryEntries || bytes > ring_bytes_) return std::nullopt;
-  if (live_.empty()) return 0;
-  const uint64_t tail = live_.front().begin, head = live_.back().end;
-  const bool wrapped = live_.back().begin < tail;
+  if (live_.empty() && given_up == kept_.size()) return 0;
+  const uint64_t tail = given_up < kept_.size() ? kept_[given_up].begin : live_.front().begin;
+  const Live& last = live_.empty() ? kept_.back() : live_.back();
+  const uint64_t head = last.end;
+  const bool wrapped = last.begin < tail;
   if (head + bytes <= (wrapped ? tail : ring_bytes_)) return head;
   if (!wrapped && bytes <= tail) return 0;
   return std::nullopt;
 }
 
 bool UndoLog::has_room(uint64_t bytes) const {
-  return place_for(std::max(bytes, kLine)).has_value();
+  return place_for(std::max(bytes, kLine), kept_.size()).has_value();
+}
+
+void UndoLog::give_up_oldest() {
+  oldest_ = kept_.front().batch;
+  kept_.pop_front();
 }
 
 bool UndoLog::reserve(uint64_t batch, uint64_t bytes, uint64_t& offset) {
   TCXL_ASSERT(live_.empty() || live_.back().batch < batch);
   bytes = std::max(bytes, kLine);
-  const auto begin = place_for(bytes);
-  if (!begin) return false;
+  if (!has_room(bytes)) return false;
+  auto begin = place_for(bytes, 0);
+  for (; !begin; begin = place_for(bytes, 0)) give_up_oldest();
+  // The entry is that of an older batch, too.
+  while (!kept_.empty() && kept_.front().batch + kDirectoryEntries <= batch) give_up_oldest();
+  if (batch >= kDirectoryEntries) oldest_ = std::max(oldest_, batch - kDirectoryEntries);
   // The old flag at this place is of a reclaimed batch, or of an abandoned announce: gone before
   // new records.
   clear_flag(batch);
@@ -121,7 +136,9 @@ void UndoLog::release_from(uint64_t batch) {
 
 void UndoLog::reclaim(uint64_t batch) {
   while (!retired_.empty() && retired_.front() <= batch) retired_.pop_front();
-  while (!live_.empty() && live_.front().batch <= batch) live_.pop_front();
+  for (; !live_.empty() && live_.front().batch <= batch; live_.pop_front())
+    kept_.push_back(live_.front());
+  while (has_fault(Fault::kReclaimEarly) && !kept_.empty()) give_up_oldest();
 }
 
 uint64_t UndoLog::used_bytes() const {

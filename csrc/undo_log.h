@@ -51,8 +51,13 @@ class UndoLog {
   bool reserve(uint64_t batch, uint64_t bytes, uint64_t& offset);
   // Gives back the newest reservations down to and including `batch`, and clears their flags (P).
   void release_from(uint64_t batch);
-  // Frames of batches <= `batch` are not needed any more.
+  // Frames of batches <= `batch` are not needed any more: kept for the horizon until their space is
+  // wanted.
   void reclaim(uint64_t batch);
+  // Keeps the frames of the committed batches <= `batch` that an earlier process or life left.
+  void adopt(uint64_t batch, uint64_t life);
+  // The tables can be taken back to this batch, by the frames kept (not checked).
+  uint64_t oldest() const { return oldest_; }
   bool has_room(uint64_t bytes) const;
   uint64_t used_bytes() const;  // of the present ring
   uint64_t ring_bytes() const { return ring_bytes_; }
@@ -67,6 +72,12 @@ class UndoLog {
 
   // --- recovery: plain functions of the bytes
   std::optional<layout::Descriptor> find(uint64_t batch, uint64_t life) const;
+  // The frame of a committed batch, whatever its life up to `life`. The entry of batch n is always
+  // that of the history that leads to the commit: each life that trained n wrote it anew, and lives
+  // after the last of these began at n or later.
+  std::optional<layout::Descriptor> find_on_line(uint64_t batch, uint64_t life) const;
+  // Whether check() would pass.
+  bool is_sound(const layout::Descriptor& descriptor, bool is_committed) const;
   // Whether a flag of a later life than `life` is there: its life's first slot must have been, too.
   bool has_later_flag(uint64_t life) const;
   // Checks header, bounds and every record's checksum; kCorrupted says what is wrong. Only the
@@ -98,14 +109,18 @@ class UndoLog {
   void for_each_range(const layout::Descriptor& descriptor, const Frame& frame,
                       const Visit& visit) const;
   layout::Descriptor* descriptor(uint64_t batch) const;
-  std::optional<uint64_t> place_for(uint64_t bytes) const;
+  std::optional<uint64_t> place_for(uint64_t bytes, size_t given_up) const;
+  bool keep(const layout::Descriptor& descriptor);
   void clear_flag(uint64_t batch);
+  void give_up_oldest();
   struct Live {
     uint64_t batch, begin, end;
   };
   Store& store_;
   uint64_t ring_offset_ = 0, ring_bytes_ = 0;
   std::deque<Live> live_;
+  std::deque<Live> kept_;  // older than live_, not needed: the horizon
+  uint64_t oldest_ = 0;
   std::deque<uint64_t> retired_;  // batches whose frames lie in an earlier, smaller ring
 };
 

@@ -18,18 +18,22 @@ from torch import Tensor, nn
 
 from trainingcxl.batches import BatchFeed, Fetched
 from trainingcxl.dense_part import DensePart
-from trainingcxl.errors import ConfigError, PoolError, RecoveryError
+from trainingcxl.errors import PoolError
 from trainingcxl.gradients import check_dense_grads, clip_dense_grads, scaled_dense_step
 from trainingcxl.pool import Pool
+from trainingcxl.pool.rewind import choose_point
 from trainingcxl.resume import (
+    PlainState,
     Recorded,
-    changed_settings,
+    changed_environment,
+    check_settings,
     environment,
+    optimizer_state,
     restore_dense,
     restore_optimizer_state,
 )
 from trainingcxl.rng import get_rng_state, set_rng_state
-from trainingcxl.state import encode_tree, json_bytes, plain_states
+from trainingcxl.state import json_bytes
 from trainingcxl.stats import StepStats
 
 __all__ = ["FaultTolerantRun", "StepStats"]
@@ -90,8 +94,7 @@ class FaultTolerantRun:
         self.notices: list[str] = []
         self._every_batch = dict(every_batch or {})
         self._state = {**(state or {}), **self._every_batch}
-        self._recorded_state: dict[str, Any] = {}  # as the newest record has it
-        self._changed_late: set[str] = set()
+        self._plain_state = PlainState(self._state)
         self._settings = json.loads(json_bytes(dict(settings or {})))  # as it will be read back
         self._remarks = dict(remarks or {})
         self._sparse_of = sparse_of
@@ -108,6 +111,7 @@ class FaultTolerantRun:
         self._step_seconds = 0.0
         self._last_commit_at: float | None = None
         self._has_warned = False
+        self._has_rewound = False  # since the loop over the epochs was last asked
         self._is_restored = False  # no loader has been brought to the recorded place yet
         # Not as they are when a generation is written: by then the loop may have drawn for the next
         # batch.
@@ -123,7 +127,7 @@ class FaultTolerantRun:
             self._dense.capture(self._record_bytes())
             pool.is_new = False
         else:
-            self._restore()
+            self._notice(*self._restore())
         pool.transaction.has_run = True
         pool.on_close(self.close)
         if not pool.is_read_only:
@@ -138,7 +142,7 @@ class FaultTolerantRun:
 
     @property
     def durable_batch(self) -> int | None:
-        """Newest batch known to survive a power loss; None where nothing promises that."""
+        """Newest batch known to survive a power loss; None where none is promised."""
         return self.pool.durable_batch
 
     @property
@@ -172,15 +176,17 @@ class FaultTolerantRun:
         self.finished = False
         self._target_epochs = num_epochs
         while self.epoch < num_epochs:
+            self._has_rewound = False
             yield self.epoch
             if self.finished:
                 return
-            self._end_epoch()
+            if not self._has_rewound:
+                self._end_epoch()
         self.finish()
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Batches of the present epoch after the last committed one; announces the next while
-        one is in use.
+        one is in use. Ends early after `rewind`.
         """
         feed = BatchFeed(
             loader,
@@ -203,12 +209,14 @@ class FaultTolerantRun:
                 self._through = fetched.step_id or self._through
                 self._pending_batches += 1
                 yield fetched.batch
-                self._check_late_changes()
+                if self._feed is not feed:
+                    return
+                if self._pending_batches == 0:  # a kill before the next commit loses these
+                    self._notice(*self._plain_state.changed_late(self.committed_batch))
             self._next_epoch = Recorded(*feed.end_state())
         finally:
-            self._current = self._feed = None
-            self._pending_batches = 0
-            self._core.drop_announced()
+            if self._feed is feed:
+                self._forget_batches()
 
     def step(self, loss: Tensor, *, scaler: torch.amp.GradScaler | None = None) -> None:
         """Backward, dense optimizer step, row update, commit; then clears the gradients.
@@ -257,9 +265,7 @@ class FaultTolerantRun:
         self._commit_prepared()
 
     def skip(self) -> None:
-        """Commits the batch without changing a row or the dense part: only the position moves
-        on.
-        """
+        """Commits the batch without changing a row or the dense part: the position moves on."""
         if self._dense.is_ahead:
             raise PoolError(
                 "the dense optimizer has already stepped; this batch can no longer be skipped"
@@ -308,27 +314,62 @@ class FaultTolerantRun:
         self._core.drop_announced()
         self._write_generation()
 
+    def rewind(self, batches: int) -> int:
+        """Goes back to the nearest exact point at least so many batches ago, e.g. when the loss
+        exploded; returns its batch.
+
+        Tables, model, optimizers, `state`, random generators and position are then those of that
+        batch, as after a resume; the batches after it are gone for good. The running iteration of
+        `run.batches` ends at its next step, and that of `run.epochs` goes on in the epoch of the
+        point, so leave the body of the loop after the call. To leave bad data out, remember its
+        place, and skip it when it comes again::
+
+            bad = set()
+            for epoch in run.epochs(3):
+                for batch in run.batches(loader):
+                    if (run.epoch, run.batch) in bad:
+                        run.skip()
+                        continue
+                    loss = ...
+                    if loss.item() > limit:
+                        bad.add((run.epoch, run.batch))
+                        run.rewind(5)
+                        break
+                    run.step(loss)
+
+        A loader that is neither ours nor stateful is iterated anew and skipped to the place. How
+        far back there are exact points: `pool.rewind_points()`, `keep_dense`, `log_bytes`.
+
+        Raises:
+            RecoveryError: There is no such point; names those that there are. Nothing has changed.
+            PoolError: The pool is open read only.
+        """
+        points, here = self.pool.rewind_points(), self.committed_batch
+        self.pool.take_back(choose_point(self.pool.path, points, here, batches=batches))
+        self._forget_batches()
+        self.pool.transaction.clear()
+        self._dense.zero_grad()
+        self._dense.is_ahead = False
+        self._has_rewound, self._grad_scale = True, 1.0
+        self._next_epoch = Recorded()
+        self._restore()
+        self._plain_state.record()
+        return self.committed_batch
+
     # --- inside
 
+    def _forget_batches(self) -> None:
+        self._current = self._feed = None
+        self._pending_batches = 0
+        self._core.drop_announced()
+
     def _announce(self, batch: Any) -> int:
-        collections = self.pool.transaction.collections
-        features = (
-            self._sparse_of(batch)
-            if self._sparse_of is not None
-            else getattr(batch, "sparse", None)
-        )
-        if features is None or not collections:
+        take = self._sparse_of or (lambda one: getattr(one, "sparse", None))
+        features = take(batch)
+        if features is None or not self.pool.transaction.collections:
             return 0
         try:
-            if len(collections) == 1:
-                inputs = [collections[0].group_input(features)]
-            else:
-                inputs = [
-                    module.group_input(features[module])
-                    for module in collections
-                    if module in features
-                ]
-            return int(self._core.announce(inputs))
+            return int(self._core.announce(self.pool.transaction.group_inputs(features)))
         except (IndexError, ValueError, TypeError, KeyError):
             return 0  # the lookup itself raises it, at the batch that has it
 
@@ -371,23 +412,6 @@ class FaultTolerantRun:
         for scheduler in self._every_batch.values():
             scheduler.step()
 
-    def _check_late_changes(self) -> None:
-        """Notices what the loop changed after its commit: a kill before the next one loses that."""
-        if self._pending_batches > 0:
-            return
-        for name, now in plain_states(self._state).items():
-            if name in self._changed_late or json_bytes(now) == json_bytes(
-                self._recorded_state.get(name)
-            ):
-                continue
-            self._changed_late.add(name)
-            self._notice(
-                f"state '{name}' changed after the commit of batch {self.committed_batch}; "
-                "resume from there would "
-                "not know: change it before run.step(), or pass a scheduler that counts batches "
-                "as every_batch="
-            )
-
     def _warn_unless_announced(self) -> None:
         parts = self.pool.transaction.parts
         if self._has_warned or not parts or parts[0].lookup.is_announced:
@@ -401,8 +425,7 @@ class FaultTolerantRun:
 
     def _count_time(self) -> None:
         now = time.perf_counter()
-        if self._last_commit_at is not None:
-            self._step_seconds += now - self._last_commit_at
+        self._step_seconds += now - (self._last_commit_at or now)
         self._last_commit_at = now
 
     def _write_generation(self, *, force: bool = False) -> None:
@@ -435,7 +458,6 @@ class FaultTolerantRun:
         )
 
     def _record_bytes(self) -> bytes:
-        self._recorded_state = plain_states(self._state)
         record = {
             "format": 1,
             "epoch": self.epoch,
@@ -446,55 +468,32 @@ class FaultTolerantRun:
             "epoch_rng": self._recorded.epoch_rng,
             "fetch_rng": self._recorded.fetch_rng,
             "loader": self._recorded.loader_state,
-            "state": self._recorded_state,
-            "rows": {
-                name: encode_tree(module.optimizer.state_dict()["param_groups"], None)
-                for module in self.pool.transaction.collections
-                for name in module.table_names[:1]
-            },
+            "state": self._plain_state.record(),
+            "rows": optimizer_state(self.pool.transaction.collections),
             "settings": self._settings,
             "volatile": {**environment(), "remarks": self._remarks},
         }
         return json_bytes(record)
 
-    def _restore(self) -> None:
+    def _restore(self) -> list[str]:
+        """Puts everything to the pool's recovery point; returns what a user should know."""
         record = self.pool.resume_record
         assert record is not None
-        differences = changed_settings(self._settings, record.get("settings", {}))
-        if differences:
-            raise ConfigError(
-                "\n".join(
-                    [f"pool '{self.pool.path}' was trained with other settings", *differences]
-                )
-            )
-        for text in restore_dense(self.pool, self.model, self.dense_optimizer, self._state, record):
-            self._notice(text)
-        for text in restore_optimizer_state(
-            self.pool.transaction.collections, record.get("rows", {})
-        ):
-            self._notice(text)
-        here, there = environment(), record.get("volatile", {})
-        for name in here:
-            if name in there and here[name] != there[name]:
-                text = (
-                    f"{name} is {here[name]}, the pool was trained with {there[name]}: "
-                    "the last bits may differ"
-                )
-                if self._strict:
-                    raise RecoveryError(text + "\n  do:    use the recorded one, or strict=False")
-                self._notice(text)
+        check_settings(self.pool.path, self._settings, record.get("settings", {}))
+        notices = [
+            *restore_dense(self.pool, self.model, self.dense_optimizer, self._state, record),
+            *restore_optimizer_state(self.pool.transaction.collections, record.get("rows", {})),
+            *changed_environment(record.get("volatile", {}), is_error=self._strict),
+        ]
         self.epoch, self.batch, self.finished = record["epoch"], record["batch"], record["finished"]
-        self._recorded = Recorded(
-            record["loader"],
-            record["epoch_rng"],
-            record["target_epochs"],
-            record.get("fetch_rng", []),
-        )
+        self._recorded = Recorded.of(record)
         self._committed_rng = record["rng"]
         self._is_restored = True
         set_rng_state(record["rng"])
         self._core.wait_dense()
+        return notices
 
-    def _notice(self, text: str) -> None:
-        self.notices.append(text)
-        _log.warning(text)
+    def _notice(self, *texts: str) -> None:
+        self.notices += texts
+        for text in texts:
+            _log.warning(text)

@@ -216,6 +216,12 @@ class PoolSettings(_Section):
         choices=("exact", "latest"),
     )
     log_bytes: int = _key(0, "size of the undo log; 0 grows with the batches", effect=Effect.NONE)
+    keep_dense: str = _key(
+        "auto",
+        "dense parts kept for rewind beyond the last two, 0 to 14; auto: in a tenth of the log",
+        effect=Effect.NONE,
+        choices=("auto", *map(str, range(15))),
+    )
     undo_log: str = _key(
         "auto",
         "who writes it: background (a thread ahead of the step), fused (the update itself), auto",

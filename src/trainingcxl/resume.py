@@ -3,19 +3,23 @@
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from trainingcxl.errors import RecoveryError
+from trainingcxl.errors import ConfigError, RecoveryError
 from trainingcxl.pool import Pool
-from trainingcxl.state import decode_blob, decode_tree
+from trainingcxl.state import decode_blob, decode_tree, encode_tree, json_bytes, plain_states
 
 __all__ = [
+    "PlainState",
     "Recorded",
-    "changed_settings",
+    "changed_environment",
+    "check_settings",
     "environment",
+    "optimizer_state",
     "restore_dense",
     "restore_optimizer_state",
 ]
@@ -30,6 +34,57 @@ class Recorded:
     target_epochs: int | None = None
     fetch_rng: list[dict[str, Any] | None] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Recorded":
+        """The part of a resume record."""
+        return cls(
+            record["loader"],
+            record["epoch_rng"],
+            record["target_epochs"],
+            record.get("fetch_rng", []),
+        )
+
+
+class PlainState:
+    """States that are JSON data, as the newest record has them; of those with tensors the dense
+    generation has them.
+    """
+
+    def __init__(self, items: Mapping[str, Any]) -> None:
+        self._items = items
+        self._recorded: dict[str, Any] = {}
+        self._changed_late: set[str] = set()
+
+    def record(self) -> dict[str, Any]:
+        """The states as they are: what is recorded now."""
+        self._recorded = plain_states(self._items)
+        return self._recorded
+
+    def changed_late(self, committed: int) -> list[str]:
+        """A notice for each that changed since the commit, said once."""
+        found = [
+            name
+            for name, now in plain_states(self._items).items()
+            if name not in self._changed_late
+            and json_bytes(now) != json_bytes(self._recorded.get(name))
+        ]
+        self._changed_late.update(found)
+        return [
+            f"state '{name}' changed after the commit of batch {committed}; resume from there "
+            "would not know: change it before run.step(), or pass a scheduler that counts batches "
+            "as every_batch="
+            for name in found
+        ]
+
+
+def optimizer_state(collections: Iterable[Any]) -> dict[str, Any]:
+    """Settings of the row optimizers, by the first table of their module."""
+    return {
+        name: encode_tree(module.optimizer.state_dict()["param_groups"], None)
+        for module in collections
+        for name in module.table_names[:1]
+    }
+
 
 def environment() -> dict[str, Any]:
     """What the dense part's bits depend on besides its inputs (protocol section 7)."""
@@ -41,13 +96,37 @@ def environment() -> dict[str, Any]:
     }
 
 
-def changed_settings(mine: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[str]:
-    """One line for each setting that differs."""
-    return [
+def changed_environment(recorded: Mapping[str, Any], *, is_error: bool) -> list[str]:
+    """One line for each part of the environment that the pool was trained with and that differs.
+
+    Raises:
+        RecoveryError: One does, and that is an error.
+    """
+    notices = [
+        f"{name} is {here}, the pool was trained with {recorded[name]}: the last bits may differ"
+        for name, here in environment().items()
+        if name in recorded and here != recorded[name]
+    ]
+    if notices and is_error:
+        raise RecoveryError(notices[0] + "\n  do:    use the recorded one, or strict=False")
+    return notices
+
+
+def check_settings(path: Path, mine: Mapping[str, Any], recorded: Mapping[str, Any]) -> None:
+    """Refuses settings that are not those of the pool.
+
+    Raises:
+        ConfigError: Names each that differs, with both values.
+    """
+    differences = [
         f"  {name}: the pool has {recorded.get(name)!r}, this run has {mine.get(name)!r}"
         for name in sorted({*mine, *recorded})
         if mine.get(name) != recorded.get(name)
     ]
+    if differences:
+        raise ConfigError(
+            "\n".join([f"pool '{path}' was trained with other settings", *differences])
+        )
 
 
 def restore_dense(

@@ -222,6 +222,7 @@ def open_training_pool(settings: Settings, data: Dataset, report: Report) -> Poo
         threads=num_threads(settings.run),
         rows_per_batch_max=wanted.rows_per_batch_max or _rows_per_batch_max(settings, data),
         log_bytes=wanted.log_bytes or None,
+        keep_dense=wanted.keep_dense if wanted.keep_dense == "auto" else int(wanted.keep_dense),
         lookahead=wanted.lookahead,
         undo_log=wanted.undo_log,
         lag_max=wanted.lag_max,

@@ -77,6 +77,20 @@ class Transaction:
                 )
         self.collections.append(collection)
 
+    def group_inputs(self, features: Any) -> list[GroupInput]:
+        """The features of a batch, of one module or by module, as the engine takes them.
+
+        Raises:
+            IndexError, ValueError, TypeError, KeyError: They do not fit the modules.
+        """
+        if len(self.collections) == 1:
+            return [self.collections[0].group_input(features)]
+        return [
+            module.group_input(features[module])
+            for module in self.collections
+            if module in features
+        ]
+
     def add_gradient(self, lookup: Any, grad: FloatArray) -> None:
         """Called in backward: `grad` (B, sum of dims) belongs to `lookup`."""
         self.parts.append(_Part(lookup, grad))

@@ -31,6 +31,7 @@ class Expect:
     """Batch that a recovery has announced, or is about to."""
     is_recovering: bool = False
     is_exact_point: bool = True
+    is_rewinding: bool = False
     is_point_fixed: bool = True
     """Not while a recovery goes on that builds on what so far only a kill was survived by."""
     aliases: dict[int, int] = field(default_factory=dict)
@@ -50,6 +51,9 @@ class Expect:
                 self.acked = mark["batch"], mark["revision"]
             case "recovering" if following is not None:
                 self.recovering(following, is_all_durable=is_all_durable)
+            case "rewinding" if following is not None:
+                self.recovering(following, is_all_durable=False)  # or where it stood before
+                self.is_rewinding = True
             case "recovered":
                 self.recovered()
 
@@ -65,7 +69,7 @@ class Expect:
     def recovered(self) -> None:
         assert self.point is not None
         self.acked, self.started = (self.point, 0), (self.point, 99)
-        self.is_recovering, self.is_point_fixed = False, True
+        self.is_recovering, self.is_point_fixed, self.is_rewinding = False, True, False
 
     def committed(self) -> set[int]:
         """Batches that the newest slot may name."""
@@ -231,7 +235,8 @@ def _compare(core: Any, report: dict[str, Any], expect: Expect, found: Found) ->
         if is_fixed and point != expect.point:
             say(f"exact point {point}, an earlier recovery announced {expect.point}")
         lag = 2 * expect.plan.dense_every - 1
-        if not committed - lag <= point <= committed:
+        is_taken_back = expect.is_rewinding and point == expect.point
+        if not is_taken_back and not committed - lag <= point <= committed:
             say(f"exact point {point} for committed batch {committed}")
     elif point != committed:
         say(f"latest point {point}, committed batch {committed}")

@@ -42,7 +42,7 @@ class Shadow:
             case "started":
                 self._begin(mark, medium)
                 return []
-            case "recovering":
+            case "recovering" | "rewinding":
                 self._phase = "recovery"
                 return []
             case "acked" if self.plan.is_block and self._phase == "commit":
@@ -65,7 +65,7 @@ class Shadow:
         words = []
         batch = self.plan.batch(mark["source"], mark["batch"])
         for index, shape in enumerate(self.plan.shapes):
-            fields = _TABLE.unpack_from(log, at + 128 + 256 * index)
+            fields = _TABLE.unpack_from(log, at + 384 + 256 * index)
             weight, state, state_bytes = fields[4], fields[6], fields[7]
             rows = np.unique(batch.ids[shape.name])
             words.append(_words(weight, 4 * shape.dim, rows))

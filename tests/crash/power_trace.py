@@ -183,8 +183,23 @@ class Training:
         self._mark("recovered", **found)
         self.go_on(report["resumed_batch"], new_data=new_data)
 
+    def rewind(self, batch: int, *, new_data: bool) -> None:
+        """Goes back to a batch whose dense part is kept, in the same life."""
+        self.core.drop_announced()
+        self.core.wait_dense()
+        self._mark("rewinding")
+        report = self.core.rewind(batch)
+        found = {key: report[key] for key in ("resumed_batch", "dense_batch", "is_exact")}
+        self._mark("recovered", **found)
+        self._take_up(report["resumed_batch"], new_data=new_data)
+
     def go_on(self, batch: int, *, new_data: bool) -> None:
         """Trains on from a recovered batch."""
+        self._take_up(batch, new_data=new_data)
+        self._start()
+        self._add_group()
+
+    def _take_up(self, batch: int, *, new_data: bool) -> None:
         self.batch, self.revision, self.durable = batch, 0, batch
         if self.trainer is None:
             self.trainer = RowTrainer(self.plan.shapes, {})
@@ -193,8 +208,6 @@ class Training:
             self.history += 1
         self.histories.append(self.histories[-1][: batch + 1])
         self._mark("history", history=len(self.histories) - 1)
-        self._start()
-        self._add_group()
 
     def close(self, *, clean: bool) -> None:
         self.fused += self.core.stats()["fused"]
@@ -367,6 +380,17 @@ def _relive(training: Training) -> None:
     training.train(9)
 
 
+def _rewind(training: Training) -> None:
+    """Back by several batches, other ones come in their place; and back again across a life."""
+    training.train(7)
+    training.rewind(3, new_data=True)
+    training.train(5)
+    training.reopen(new_data=True)
+    training.train(8)
+    training.rewind(training.plan.dense_every, new_data=True)
+    training.train(9)
+
+
 def _through(training: Training) -> None:
     training.train(training.plan.batches)
 
@@ -381,6 +405,8 @@ TRACES = {
         Plan("relive", steps=_relive),
         Plan("relive fused", undo_log="fused", steps=_relive),
         Plan("alternating", undo_log="alternating", dense_every=1, steps=_relive),
+        Plan("rewind", dense_every=3, steps=_rewind),
+        Plan("rewind fused", undo_log="fused", dense_every=1, steps=_rewind, share=0.5),
         Plan("workers", bags=520, lookups=8, threads=2, batches=5, steps=_through),
         Plan("workers fused", undo_log="fused", bags=520, lookups=8, threads=2, batches=5,
              steps=_through),

@@ -23,6 +23,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy_trainer
+from rewind_kills import rewinds_killed  # noqa: F401 - asked for by name
 
 from trainingcxl.checkpoint import FaultTolerantRun
 from trainingcxl.errors import PoolCorrupted, PoolFull, PoolLocked

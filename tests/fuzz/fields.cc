@@ -55,6 +55,7 @@ constexpr Field kFields[] = {
     TCXL_SLOT(dense_area),
     TCXL_SLOT(dense_crc),
     TCXL_SLOT(rolling_back),
+    TCXL_SLOT(journal_life),
     TCXL_SLOT(crc),
     TCXL_GEOMETRY(magic),
     TCXL_GEOMETRY(seq),

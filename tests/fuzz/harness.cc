@@ -132,7 +132,10 @@ void check_again(const std::string& folder, const TemplatePool& pool, const Inpu
 
 std::string open_and_use(const std::string& folder, const TemplatePool& pool, const Input& input) {
   auto core = open(folder, pool, input, input.is_reboot);
-  if (input.mode == OpenMode::kVerify) return verify_all(*core);
+  if (input.mode == OpenMode::kVerify) {
+    core->repair_points();
+    return verify_all(*core);
+  }
   if (input.mode == OpenMode::kInspect) {
     const auto evidence = core->evidence();
     return evidence ? core->dense().read_resume(*evidence) : "";
@@ -140,6 +143,7 @@ std::string open_and_use(const std::string& folder, const TemplatePool& pool, co
   const RecoveryReport report =
       core->recover(input.mode == OpenMode::kExact || input.mode == OpenMode::kReadExact);
   const bool is_read_only = core->store().is_read_only();
+  if (is_read_only && report.has_point) core->rewind_points();
   core->close(false);
   core.reset();
   if (!is_read_only) check_again(folder, pool, input, report);

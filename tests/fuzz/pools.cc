@@ -254,7 +254,7 @@ void find_places(TemplatePool& pool) {
   for (uint64_t t = 0; t < g->num_tables; ++t)
     pool.at(Structure::kTable)
         .push_back({kLog, geometry + sizeof(GeometryHeader) + t * sizeof(TableRecord)});
-  for (int area = 0; area < 2; ++area) {
+  for (uint32_t area = 0; area < kDenseAreas; ++area) {
     if (g->dense_bytes[area] > 0)
       pool.at(Structure::kDense).push_back({kLog, g->dense_offset[area]});
   }

@@ -33,7 +33,7 @@ class Repair {
     seed_ = crc32c(0, (a->magic == kSuperblockMagic ? a : b)->uuid, sizeof a->uuid);
     seal<Session>(kLog, kSession, kSessionMagic);
     for (const uint64_t offset : {kGeometryA, kGeometryB}) repair_geometry(offset);
-    for (int area = 0; area < 2; ++area) repair_dense(geometry_, area);
+    for (uint32_t area = 0; area < layout::kDenseAreas; ++area) repair_dense(geometry_, area);
     for (const uint64_t offset : {kSlotA, kSlotB}) repair_slot(offset);
     repair_descriptors();
     for (const uint64_t offset : kJournalSlots) repair_journal_slot(offset);
@@ -77,7 +77,7 @@ class Repair {
     tables_.assign(records, records + g->num_tables);
   }
 
-  void repair_dense(const GeometryHeader& g, int area) {
+  void repair_dense(const GeometryHeader& g, uint32_t area) {
     const uint64_t at = g.dense_offset[area];
     auto* h = image_.edit<DenseHeader>(kLog, at);
     if (g.dense_bytes[area] == 0 || h == nullptr || h->magic != kDenseMagic) return;

@@ -17,6 +17,7 @@ SLOTS = (12 * KB, 16 * KB)
 RESUMES = (64 * KB, 128 * KB)
 DIRECTORY = 256 * KB
 GEOMETRIES = (1 * MB, 2 * MB)
+GEOMETRY_BYTES = 384
 SLOT_MAGIC, DESCRIPTOR_MAGIC = 0x544F4C5354584354, 0x43534544544C5843
 
 
@@ -103,8 +104,10 @@ def newest_geometry(path):
 
 
 def dense_areas(path):
-    head = read(path, newest_geometry(path), 128)
-    return [offset for offset in struct.unpack("<2Q", head[64:80]) if offset]
+    """Offsets of the areas that hold a generation."""
+    head = read(path, newest_geometry(path), GEOMETRY_BYTES)
+    areas = struct.unpack("<16Q", head[64:192])
+    return [offset for offset in areas if offset and read(path, offset, 8) != bytes(8)]
 
 
 def frames(path):

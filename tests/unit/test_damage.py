@@ -13,6 +13,7 @@ import pytest
 import torch
 from pool_bytes import (
     GEOMETRIES,
+    GEOMETRY_BYTES,
     MB,
     RESUMES,
     SLOTS,
@@ -62,7 +63,7 @@ def test_random_flips_never_give_a_false_state(origin, bench, resume):
     places = [*range(128), *range(4096, 4224), *range(8192, 8256)]
     places += [s + i for s in SLOTS for i in range(128)]
     places += [r + i for r in RESUMES for i in range(4096)]
-    places += [g + i for g in GEOMETRIES for i in range(128 + 3 * 256)]
+    places += [g + i for g in GEOMETRIES for i in range(GEOMETRY_BYTES + 3 * 256)]
     for _, offset, size, place in frames(bench.path):
         places += [*range(place, place + 64), *range(offset, offset + size)]
     for area in dense_areas(bench.path):
@@ -243,7 +244,7 @@ def test_damaged_generation_of_a_finished_run(bench):
     with bench.open() as pool:
         train(pool, 6, 1, states=states).finish()
     area = struct.unpack("<I", read(bench.path, newest_slot(bench.path) + 64, 4))[0]
-    head = read(bench.path, newest_geometry(bench.path), 128)
+    head = read(bench.path, newest_geometry(bench.path), GEOMETRY_BYTES)
     flip(bench.path, struct.unpack("<Q", head[64 + 8 * area : 72 + 8 * area])[0] + 4096 + 65536)
     assert [damage.region for damage in verify(bench.path)] == ["dense log"]
     assert outcome(Crashed(bench.path, states, 6)) == 6

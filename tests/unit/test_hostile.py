@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from pool_bytes import (
     GEOMETRIES,
+    GEOMETRY_BYTES,
     MB,
     SLOTS,
     SUPERBLOCKS,
@@ -43,8 +44,8 @@ def edit_superblocks(path, offset, data):
 @pytest.mark.parametrize(
     ("offset", "data", "error", "words"),
     [
-        (8, struct.pack("<H", 2), PoolVersionError, ["format 2", "format 1", "newer"]),
-        (8, struct.pack("<H", 0), PoolVersionError, ["format 0"]),
+        (8, struct.pack("<H", 3), PoolVersionError, ["format 3", "format 2", "newer"]),
+        (8, struct.pack("<H", 1), PoolVersionError, ["format 1", "the trainingcxl that made it"]),
         (14, struct.pack("<H", 0x10), PoolVersionError, ["0x10", "newer"]),
         (16, struct.pack(">I", 0x01020304), PoolVersionError, ["byte order"]),
         (40, struct.pack("<Q", 8 * MB), PoolVersionError, ["8388608", "4194304"]),
@@ -88,17 +89,17 @@ def test_pool_of_a_big_endian_machine(crashed):
 def edit_geometry(path, edits, records=()):
     """Writes the newest geometry anew with changed fields and a right checksum, in both copies."""
     place = newest_geometry(path)
-    head = bytearray(read(path, place, 128))
+    head = bytearray(read(path, place, GEOMETRY_BYTES))
     count = struct.unpack("<Q", head[16:24])[0]
-    tables = bytearray(read(path, place + 128, 256 * count))
+    tables = bytearray(read(path, place + GEOMETRY_BYTES, 256 * count))
     for offset, value in edits:
         head[offset : offset + 8] = struct.pack("<Q", value)
     for offset, data in records:
         tables[offset : offset + len(data)] = data
-    head[124:128] = bytes(4)
-    body = bytes(head[:128])
+    head[-4:] = bytes(4)
+    body = bytes(head)
     crc = _core.crc32c(bytes(tables), _core.crc32c(body, seed_of(path)))
-    patch(path, place, body[:124] + crc.to_bytes(4, "little") + bytes(tables))
+    patch(path, place, body[:-4] + crc.to_bytes(4, "little") + bytes(tables))
 
 
 HUGE = 2**63
@@ -111,7 +112,8 @@ HOSTILE_GEOMETRIES = {
     "frames larger than the ring": ([(56, 1 << 40)], []),
     "dense area beyond the log": ([(64, 1 << 40)], []),
     "dense area over the head": ([(72, 2 * MB)], []),
-    "dense area too large": ([(80, 2**64 - 2 * MB)], []),
+    "dense area unaligned": ([(64, 4 * MB + 64)], []),
+    "dense area too large": ([(192, 2**64 - 2 * MB)], []),
     "log larger than the file": ([(24, 1 << 40)], []),
     "log of no size": ([(24, 0)], []),
     "data larger than the file": ([(32, 1 << 40)], []),

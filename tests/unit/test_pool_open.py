@@ -314,12 +314,12 @@ def test_reopen_inside_the_handler_of_a_failed_open(bench):
 
 
 def damage_newest_generations(log):
-    """Flips a byte in the body of both dense areas, which the newest geometry names."""
+    """Flips a byte in the body of every dense area, which the newest geometry names."""
     newest = max(
         (int.from_bytes(head[8:16], "little"), head)
-        for head in (read_at(log, MB, 128), read_at(log, 2 * MB, 128))
+        for head in (read_at(log, MB, 384), read_at(log, 2 * MB, 384))
     )[1]
-    for area in (0, 1):
+    for area in range(16):
         offset = int.from_bytes(newest[64 + 8 * area : 72 + 8 * area], "little")
         if offset:
             place = offset + 4096 + 65536

@@ -7,6 +7,7 @@ a second.
 
 from trainingcxl.pool.inspection import Damage, inspect, verify
 from trainingcxl.pool.pool import Pool, RecoveryReport
+from trainingcxl.pool.rewind import RewindPoint
 from trainingcxl.pool.snapshot import Snapshot, ask_for_snapshot
 from trainingcxl.pool.table import Table, TableSpec
 
@@ -14,6 +15,7 @@ __all__ = [
     "Damage",
     "Pool",
     "RecoveryReport",
+    "RewindPoint",
     "Snapshot",
     "Table",
     "TableSpec",

@@ -13,7 +13,7 @@ from trainingcxl.errors import PoolCorrupted, PoolError
 from trainingcxl.pool.pool import Pool
 from trainingcxl.pool.table import OPTIMIZERS
 
-__all__ = ["Damage", "inspect", "verify"]
+__all__ = ["Damage", "inspect", "level_of", "verify"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,11 +101,16 @@ def verify(path: str | os.PathLike[str]) -> list[Damage]:
     return [Damage(region=region, where=where, what=what) for region, where, what in core.verify()]
 
 
-def _open_head(path: str | os.PathLike[str]) -> "_core.Pool":
+def level_of(path: str | os.PathLike[str], device: str = "") -> str:
+    """The durability level that a pool was created with."""
+    return str(_open_head(path, device).facts()["durability"])
+
+
+def _open_head(path: str | os.PathLike[str], device: str = "") -> "_core.Pool":
     if not Path(path).is_dir():
         raise PoolError(f"'{path}' holds no pool\n  do:    check the path; training creates a pool")
     return _core.Pool(
-        path=str(path), device="", durability="process", read_only=True, unlocked=True,
+        path=str(path), device=device, durability="process", read_only=True, unlocked=True,
         trust_after_reboot=True, force_medium="", assume_reboot=False, sparse=False,
     )  # fmt: skip
 

@@ -15,6 +15,8 @@ import numpy as np
 
 from trainingcxl import _core
 from trainingcxl.errors import PoolError, PoolFull, PoolLocked, TrainingCXLError
+from trainingcxl.pool.opening import check_options, notices_of
+from trainingcxl.pool.rewind import RewindPoint, choose_point, find_points
 from trainingcxl.pool.snapshot import Snapshot, SnapshotDesk, remove_unfinished
 from trainingcxl.pool.table import OPTIMIZERS, Table, TableSpec, check_same_shape
 from trainingcxl.transaction import Transaction
@@ -47,6 +49,8 @@ class RecoveryReport:
     """Of these, rows whose bytes differed from their record."""
     milliseconds: float
     resume: str
+    is_rewind: bool = False
+    """It completed a rewind (one that was killed, when the pool was opened)."""
 
     @property
     def batches_to_redo(self) -> int:
@@ -72,6 +76,8 @@ class Pool:
             the CPUs we may use.
         rows_per_batch_max: Refuse larger batches. Default: the log grows with the largest batch.
         log_bytes: Fixed size of the undo log. Default: chosen from the batches.
+        keep_dense: Dense parts kept beyond the last two, for `rewind`: 0 to 14, spread over the
+            batches that the undo log reaches; "auto": as many as a tenth of it has room for.
         lookahead: Announced batches that are prepared ahead.
         undo_log: Who writes the undo log: "background" (a thread of its own ahead of the step, the
             paper's batch-aware checkpoint), "fused" (the update itself), "auto" (the background as
@@ -110,6 +116,7 @@ class Pool:
         threads: int | None = None,
         rows_per_batch_max: int | None = None,
         log_bytes: int | None = None,
+        keep_dense: int | str = "auto",
         lookahead: int = 1,
         undo_log: str = "auto",
         lag_max: int = 16,
@@ -122,7 +129,7 @@ class Pool:
         _log: bool = True,
     ) -> None:
         self.path = Path(path)
-        _check_options(path, resume, lookahead, undo_log, threads, lag_max)
+        check_options(path, resume, lookahead, undo_log, threads, lag_max, keep_dense)
         self.threads, self.lookahead = threads or len(os.sched_getaffinity(0)), lookahead
         self._progress, self._check_rows = progress, check_rows
         self._closers: list[Callable[[], None]] = []
@@ -142,7 +149,7 @@ class Pool:
         self.uuid: str = facts["uuid"]
         self.medium: str = facts["medium"]
         self.durability: str = facts["durability"]
-        self.notices: list[str] = _notices(facts)
+        self.notices: list[str] = notices_of(facts)
         self.is_read_only = read_only
         self.is_new = not found["has_point"]
         self.recovery: RecoveryReport | None = None
@@ -159,6 +166,7 @@ class Pool:
             undo_log=undo_log if _log else "none",
             lag_max=lag_max,
             journal_bytes=journal_bytes or 0,
+            keep_dense=-1 if keep_dense == "auto" else int(keep_dense),
         )
         self.transaction = Transaction()
         self._snapshot: Snapshot | None = None
@@ -356,8 +364,49 @@ class Pool:
             self._snapshot.wait()
         return self._snapshot
 
+    def _finish_snapshots(self) -> None:
+        self.desk.finish()
+        if self._snapshot is not None and not self._snapshot.is_done:
+            self._snapshot.wait()
+
     def _take(self, path: str) -> Snapshot:
         return self.snapshot(path, wait=False)
+
+    # --- rewind
+
+    def rewind_points(self) -> list[RewindPoint]:
+        """Batches before the committed one that the undo log reaches, newest first: reads it."""
+        self._finish_snapshots()
+        return find_points(self._core, self.committed_batch)
+
+    def rewind(self, *, batches: int | None = None, to: int | None = None) -> RecoveryReport:
+        """Makes an earlier batch the committed one; those after it are gone for good.
+
+        For a pool without a run, as the command `rewind` opens it; in a training loop use
+        `run.rewind`. Killed at any instant, the next opening finds the old or the new batch.
+
+        Args:
+            batches: Back by at least so many, to the next exact point; or
+            to: to this batch.
+
+        Raises:
+            RecoveryError: There is no such exact point; names those that there are.
+        """
+        if self.transaction.has_run:
+            raise PoolError("a run trains this pool\n  do:    call run.rewind(batches)")
+        target = choose_point(
+            self.path, self.rewind_points(), self.committed_batch, batches=batches, to=to
+        )
+        return self.take_back(target)
+
+    def take_back(self, batch: int) -> RecoveryReport:
+        """As `rewind`, for the layers above: they bring their own state in line."""
+        started = time.perf_counter()
+        found = self._core.rewind(batch)
+        self.resume_record = json.loads(found["resume"])
+        self.recovery = _report(found, time.perf_counter() - started)
+        self._synced_batch = None
+        return self.recovery
 
     # --- life
 
@@ -372,9 +421,7 @@ class Pool:
         if not self._finalizer.alive:
             return
         try:
-            self.desk.finish()
-            if self._snapshot is not None and not self._snapshot.is_done:
-                self._snapshot.wait()
+            self._finish_snapshots()
             while self._closers and os.getpid() == self._owner_pid:
                 self._closers.pop()()
         finally:
@@ -424,28 +471,6 @@ class _Closed:
         )
 
 
-def _check_options(
-    path: str | os.PathLike[str],
-    resume: str,
-    lookahead: int,
-    undo_log: str,
-    threads: int | None,
-    lag_max: int,
-) -> None:
-    if resume not in ("exact", "latest"):
-        raise ValueError(f"resume is '{resume}', expected 'exact' or 'latest'")
-    if Path(path).is_char_device():
-        raise ValueError(f"'{path}' is a device: pass a folder as path and device='{path}'")
-    if not 1 <= lookahead <= 8:
-        raise ValueError(f"lookahead is {lookahead}, expected 1 to 8")
-    if undo_log not in ("auto", "background", "fused"):
-        raise ValueError(f"undo_log is '{undo_log}', expected 'auto', 'background' or 'fused'")
-    if threads is not None and threads < 1:
-        raise ValueError(f"threads is {threads}, expected 1 or more")
-    if lag_max < 1:
-        raise ValueError(f"lag_max is {lag_max}, expected 1 or more")
-
-
 def _report(found: Mapping[str, Any], seconds: float) -> RecoveryReport:
     names = ("committed_batch", "dense_batch", "resumed_batch", "batches_undone")
     return RecoveryReport(
@@ -454,30 +479,8 @@ def _report(found: Mapping[str, Any], seconds: float) -> RecoveryReport:
         rows_changed=found["rows_changed"],
         milliseconds=1000 * seconds,
         resume="exact" if found["is_exact"] else "latest",
+        is_rewind=found["is_rewind"],
     )
-
-
-def _notices(found: Mapping[str, Any]) -> list[str]:
-    """What a user should know about this medium, and about how the pool was found."""
-    notices = [found["creation_note"]] if found["creation_note"] else []
-    if found["had_failed_sync"]:
-        notices.append(
-            "a sync failed when this pool was open last: all of it is written again now; look at "
-            "the medium and the kernel's log"
-        )
-    system = found["file_system"]
-    if found["is_network"]:
-        notices.append(
-            f"the pool lies on {system}, a network file system: a kill is survived, but only "
-            "this machine may use it"
-        )
-    if found["is_copy_on_write"]:
-        notices.append(
-            f"the pool lies on {system}, a copy-on-write file system: in-place updates cost "
-            "extra writes there; "
-            "ext4, xfs or 'chattr +C' on the pool's folder avoid them"
-        )
-    return notices
 
 
 def _remove_empty_pool(path: Path, *, keep: Sequence[str] = (), remove_folder: bool = True) -> None:

@@ -1,0 +1,75 @@
+#include "rewind.h"
+
+#include "crash_point.h"
+#include "errors.h"
+
+namespace tcxl {
+
+using namespace layout;
+
+bool is_on_line(const UndoLog& undo, const DenseHeader& h, uint64_t life) {
+  if (h.life > life) return false;
+  if (h.batch == 0) return true;
+  const auto trained = undo.find_on_line(h.batch, life);
+  return trained && trained->life <= h.life;
+}
+
+namespace {
+
+// The generation of a batch that a rewind may go to; of several that of the latest life.
+std::optional<Generation> generation_of(const UndoLog& undo, const DenseLog& dense, uint64_t batch,
+                                        uint64_t life) {
+  std::optional<Generation> found;
+  for (uint32_t area = 0; area < kDenseAreas; ++area) {
+    Generation g;
+    if (!dense.check_header(area, g).empty() || g.header.batch != batch) continue;
+    if (!is_on_line(undo, g.header, life) || !dense.check_area(area, g).empty()) continue;
+    if (!found || g.header.life > found->header.life) found = g;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<RewindPoint> rewind_points(const Store& store, const UndoLog& undo,
+                                       const DenseLog& dense, uint64_t batch) {
+  std::vector<RewindPoint> points;
+  if (!store.slot()) return points;
+  uint64_t life = store.slot()->life;
+  for (uint64_t n = batch; n > 0 && batch - n + 1 < kDirectoryEntries; --n) {
+    const auto frame = undo.find_on_line(n, life);
+    if (!frame || !undo.is_sound(*frame, true)) break;
+    life = frame->life;
+    points.push_back({n - 1, generation_of(undo, dense, n - 1, store.slot()->life)});
+  }
+  return points;
+}
+
+void adopt_horizon(const Store& store, UndoLog& undo, DenseLog& dense, uint64_t batch) {
+  const uint64_t life = store.max_life();
+  undo.adopt(batch, life);
+  for (uint32_t area = 0; area < kDenseAreas; ++area) {
+    Generation g;
+    if (!dense.check_header(area, g).empty() || g.header.batch > batch ||
+        !is_on_line(undo, g.header, life))
+      dense.forget(area);
+  }
+}
+
+RecoveryReport rewind(Store& store, UndoLog& undo, DenseLog& dense, const Generation& target,
+                      uint64_t journal_life) {
+  const Slot slot = *store.slot();
+  Slot begun = slot;
+  begun.rolling_back = kRewinding;
+  begun.journal_life = journal_life;
+  name_generation(begun, target);
+  // After a power failure the slot is believed although the machine restarted: what it needs must
+  // be durable before it, and it before the first row that changes.
+  if (journal_life != 0) store.sync_all();
+  crash_point("rewind: decided");
+  store.write_slot(begun, store.read_resume(slot));
+  if (journal_life != 0) store.sync_all();
+  return recover(store, undo, dense, true);
+}
+
+}  // namespace tcxl
