@@ -249,7 +249,8 @@ def test_inspect_with_digest_prints_its_speed(pool_path: Path) -> None:
 
 def test_verify_of_a_sound_pool(pool_path: Path) -> None:
     result = run("verify", str(pool_path))
-    assert (result.exit_code, result.stdout) == (0, f"{pool_path}: no damage found\n")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"{pool_path}: no damage found\n")
 
 
 def test_verify_ends_with_three_on_damage(pool_path: Path) -> None:
