@@ -228,8 +228,7 @@ class FaultTolerantRun:
                 scale goes down. Pass it in the run's `state` as well.
 
         Raises:
-            ValueError: The loss or a gradient is not finite. The pool is unchanged; `skip()` goes
-                on.
+            ValueError: The loss or a gradient is not finite: nothing has changed, skip() goes on.
         """
         if scaler is not None:
             scale = scaled_dense_step(loss, scaler, self.dense_optimizer, self._prepare)
@@ -244,8 +243,12 @@ class FaultTolerantRun:
             )
         else:
             loss.backward()  # type: ignore[no-untyped-call]
-        self.commit(step_dense=scaler is None)
-        self._dense.zero_grad()
+        before = self.committed_batch
+        try:
+            self.commit(step_dense=scaler is None)
+        finally:
+            if self.committed_batch > before:  # also when its dense part found no room
+                self._dense.zero_grad()
 
     def commit(self, *, step_dense: bool = True) -> None:
         """Makes everything since the last commit durable as one batch: dense step, rows, resume
@@ -277,9 +280,7 @@ class FaultTolerantRun:
         self._commit_prepared(is_skipped=True)
 
     def unscale_(self, scaler: torch.amp.GradScaler) -> None:
-        """Takes a scaler's scale off the rows' gradients, as scaler.unscale_(optimizer) does for
-        the dense part. For loops that call backward themselves: before clipping and commit.
-        """
+        """Takes a scaler's scale off the rows' gradients; call it after scaler.unscale_."""
         self._grad_scale /= scaler.get_scale()
 
     def clip_grad_norm_(self, max_norm: float) -> float:
