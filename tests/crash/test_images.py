@@ -62,14 +62,16 @@ def test_every_image_of_a_file_is_recovered() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # the first time it builds the core
 def test_every_fault_is_found() -> None:
-    """A rig that never failed proves nothing: each fault of csrc/fault.h shows in it."""
+    """A rig that never failed proves nothing: each fault of csrc/fault.h shows in it; of the
+    journal's some, as the others take long (`make crash-images`).
+    """
     subprocess.run(["bash", "tools/fault_build.sh"], cwd=_ROOT, check=True)
     core = next((_ROOT / "build" / "faults").glob("_core*.so"))
     line, said = _run(
         "--modes", "", "--faults", str(core), "--mutant-images", "1600", "--control-images", "60",
-        "--bad-max", "1",
+        "--bad-max", "1", "--every-journal-fault", "4",
     )  # fmt: skip
-    assert line["found"] == line["mutants"] >= 50, said
+    assert line["found"] == line["mutants"] >= 39, said
     assert "without a fault" not in said
 
 
