@@ -73,6 +73,11 @@ void Engine::finish_generation() {
   dense_.publish();
   if (journal_ != nullptr) journal_->generation_finished(next_slot(committed_));
   undo_.reclaim(dense_.newest()->header.batch);
+  // Where nothing hides the log's writing, a horizon nobody asked for would cost a part of the
+  // step: its frames go round through all of the ring, out of the cache.
+  const bool is_asked =
+      options_.keep_dense != Horizon::kAuto || options_.undo_form != UndoForm::kAuto;
+  if (is_fused_ && !is_asked) undo_.give_up_kept();
   for (auto& step : queue_) step->is_blocked = false;
 }
 

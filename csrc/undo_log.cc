@@ -138,7 +138,11 @@ void UndoLog::reclaim(uint64_t batch) {
   while (!retired_.empty() && retired_.front() <= batch) retired_.pop_front();
   for (; !live_.empty() && live_.front().batch <= batch; live_.pop_front())
     kept_.push_back(live_.front());
-  while (has_fault(Fault::kReclaimEarly) && !kept_.empty()) give_up_oldest();
+  if (has_fault(Fault::kReclaimEarly)) give_up_kept();
+}
+
+void UndoLog::give_up_kept() {
+  while (!kept_.empty()) give_up_oldest();
 }
 
 uint64_t UndoLog::used_bytes() const {

@@ -54,6 +54,8 @@ class UndoLog {
   // Frames of batches <= `batch` are not needed any more: kept for the horizon until their space is
   // wanted.
   void reclaim(uint64_t batch);
+  // No horizon: the next frames take the places of the last, which are in cache.
+  void give_up_kept();
   // Keeps the frames of the committed batches <= `batch` that an earlier process or life left.
   void adopt(uint64_t batch, uint64_t life);
   // The tables can be taken back to this batch, by the frames kept (not checked).
