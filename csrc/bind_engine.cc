@@ -62,7 +62,8 @@ nb::dict stats_dict(const Stats& s) {
       FIELD(update_ns);
   FIELD(commit_ns), FIELD(dense_wait_ns), FIELD(background_log_ns), FIELD(background_sort_ns),
       FIELD(background_dense_ns);
-  FIELD(dense_copy_ns);
+  FIELD(dense_copy_ns), FIELD(corrected_lookups), FIELD(late_lookups), FIELD(early_wait_ns),
+      FIELD(background_early_ns);
 #undef FIELD
   return d;
 }
@@ -106,16 +107,17 @@ void bind_lookups(nb::class_<CorePool>& pool) {
   pool.def(
       "lookup",
       [](CorePool& self, size_t group, int64_t bags, const Integers& values,
-         const Integers& offsets, const std::optional<Floats1>& weights, OutFloats2 out) {
+         const Integers& offsets, const std::optional<Floats1>& weights, OutFloats2 out,
+         bool is_training) {
         const GroupInput input = group_input(group, bags, values, offsets, weights);
         if (static_cast<int64_t>(out.shape(0)) != bags ||
             static_cast<int64_t>(out.shape(1)) != self.engine().group(group).stride)
           fail(ErrorKind::kValue, "the pooled output has the wrong shape");
         nb::gil_scoped_release released;
-        return self.engine().lookup(input, out.data());
+        return self.engine().lookup(input, out.data(), is_training);
       },
       "group"_a, "bags"_a, "values"_a.noconvert(), "offsets"_a.noconvert(),
-      "weights"_a.noconvert().none(), "out"_a.noconvert());
+      "weights"_a.noconvert().none(), "out"_a.noconvert(), "is_training"_a = true);
   pool.def(
       "per_sample_weight_grad",
       [](CorePool& self, const Lookup& lookup, Floats2 grad, OutFloats1 out) {
@@ -179,6 +181,8 @@ void bind_commits(nb::class_<CorePool>& pool) {
         self.engine().capture(record, converted);
       },
       "resume"_a, "parts"_a);
+  pool.def(
+      "recall_previous", [](CorePool& self) { return self.engine().recall_previous(); }, nogil);
   pool.def("wait_dense", [](CorePool& self) { self.engine().wait_dense(); }, nogil);
   pool.def(
       "set_dense_every", [](CorePool& self, uint64_t k) { self.engine().set_dense_every(k); },

@@ -319,17 +319,18 @@ void bind_pool(nb::module_& m) {
       "start",
       [](CorePool& self, int threads, uint64_t lookahead, uint64_t log_bytes,
          uint64_t rows_per_batch_max, const std::string& undo_log, uint64_t lag_max,
-         uint64_t journal_bytes, int64_t keep_dense) {
+         uint64_t journal_bytes, int64_t keep_dense, bool is_relaxed) {
         EngineOptions options{threads, lookahead, log_bytes, rows_per_batch_max};
         options.without_log = undo_log == "none";
         options.undo_form = undo_form(undo_log);
         options.lag_max = lag_max;
+        options.is_relaxed = is_relaxed;
         options.journal_bytes = journal_bytes;
         if (keep_dense >= 0) options.keep_dense = static_cast<uint64_t>(keep_dense);
         self.start(options);
       },
       "threads"_a, "lookahead"_a, "log_bytes"_a, "rows_per_batch_max"_a, "undo_log"_a, "lag_max"_a,
-      "journal_bytes"_a, "keep_dense"_a = -1);
+      "journal_bytes"_a, "keep_dense"_a = -1, "is_relaxed"_a = false);
   bind_contents(pool);
   bind_evidence(pool);
   bind_rewind(pool);

@@ -13,7 +13,7 @@ namespace tcxl {
 namespace {
 
 constexpr uint64_t kWorthSharing = 4096;  // lookups; below, waking threads costs more
-constexpr int64_t kBagsPerChunk = 256;
+
 }  // namespace
 
 Engine::Engine(Store& store, UndoLog& undo, DenseLog& dense, Journal* journal, uint64_t committed,
@@ -24,7 +24,8 @@ Engine::Engine(Store& store, UndoLog& undo, DenseLog& dense, Journal* journal, u
       journal_(journal),
       options_(options),
       workers_(std::max(1, options.threads)),
-      committed_(committed) {
+      committed_(committed),
+      previous_(store) {
   life_ = store_.max_life();
   is_fused_ = options_.undo_form == UndoForm::kFused;
   last_captured_ = dense_.newest() ? dense_.newest()->header.batch : committed;
@@ -59,6 +60,7 @@ std::shared_ptr<Step> Engine::fresh_step() {
           false;
       reused->is_fused = reused->is_previous_logged = false;
       reused->background_ns = 0;
+      reused->early.base = EarlyLookup::kNone;
       reused->num_tables = 0;
       return reused;
     }
@@ -107,7 +109,7 @@ uint64_t Engine::announce(const std::vector<GroupInput>& inputs) {
   return step->id;
 }
 
-std::shared_ptr<Lookup> Engine::lookup(const GroupInput& input, float* out) {
+std::shared_ptr<Lookup> Engine::lookup(const GroupInput& input, float* out, bool is_training) {
   const Stopwatch watch;
   const Busy busy(window_.busy_ns);
   const Group& spec = groups_[input.group];
@@ -124,18 +126,13 @@ std::shared_ptr<Lookup> Engine::lookup(const GroupInput& input, float* out) {
   }
   if (!result->step) result->own.assign(input, spec, store_.tables());
   const GroupBatch& batch = result->batch();
-  const int64_t blocks = (batch.bags + kBagsPerChunk - 1) / kBagsPerChunk;
-  workers_.run(
-      static_cast<uint64_t>(blocks) * spec.features.size(),
-      [&](uint64_t i) {
-        // Feature-major order: one table after the other has the better TLB reach.
-        const size_t f = i / static_cast<uint64_t>(blocks);
-        const int64_t begin =
-            static_cast<int64_t>(i % static_cast<uint64_t>(blocks)) * kBagsPerChunk;
-        tcxl::lookup(store_.tables()[spec.features[f].table].view, batch.features[f], begin,
-                     std::min(batch.bags, begin + kBagsPerChunk), out, spec.stride);
-      },
-      batch.ids.size() >= kWorthSharing);
+  if (is_training && options_.is_relaxed && previous_.is_known()) {
+    look_up_relaxed(*result, out);
+  } else {
+    workers_.run(
+        num_blocks(batch), [&](uint64_t block) { pool_block(batch, block, out); },
+        batch.ids.size() >= kWorthSharing);
+  }
   stats_.lookup_ns += watch.ns();
   stats_.lookups += batch.ids.size();
   return result;

@@ -24,6 +24,7 @@
 
 #include "dense_log.h"
 #include "journal.h"
+#include "relaxed_lookup.h"
 #include "rewind.h"
 #include "snapshot.h"
 #include "step.h"
@@ -57,12 +58,15 @@ struct EngineOptions {
   uint64_t journal_bytes = 0;
   // Dense generations kept beyond the last two.
   uint64_t keep_dense = Horizon::kAuto;
+  bool is_relaxed = false;   // lookups of training: relaxed_lookup.h
   bool without_log = false;  // benchmarks: what training costs without durability
 };
 
 struct Stats {
   uint64_t batches = 0, lookups = 0, rows = 0, rows_handed_over = 0;
   uint64_t log_bytes = 0, dense_bytes = 0, unannounced = 0, log_growths = 0, fused = 0;
+  uint64_t corrected_lookups = 0, late_lookups = 0;
+  uint64_t early_wait_ns = 0, background_early_ns = 0;
   uint64_t lookup_ns = 0, flag_wait_ns = 0, update_ns = 0, commit_ns = 0, dense_wait_ns = 0;
   uint64_t background_log_ns = 0, background_sort_ns = 0, background_dense_ns = 0,
            dense_copy_ns = 0;
@@ -99,8 +103,12 @@ class Engine {
   // id (1, 2, ...).
   uint64_t announce(const std::vector<GroupInput>& inputs);
   // Pooled rows of one group into out[bags][stride]. The indices are those of the oldest announced
-  // step when they are equal bit for bit, else they are copied.
-  std::shared_ptr<Lookup> lookup(const GroupInput& input, float* out);
+  // step when they are equal bit for bit, else they are copied. Of a training batch: relaxed, where
+  // the pool is.
+  std::shared_ptr<Lookup> lookup(const GroupInput& input, float* out, bool is_training);
+  // After an opening or a rewind, when the committed batch was trained with relaxed lookups: the
+  // next lookup is corrected by its undo log. False: that is gone, the next lookup is strict.
+  bool recall_previous();
   void per_sample_weight_grad(const Lookup& lookup, const float* grad, float* result);
 
   // Makes `parts` the step that commits next: announced steps up to id `through` that it does not
@@ -147,6 +155,14 @@ class Engine {
   static constexpr uint64_t kResumeUsual = 16 << 10;
   std::shared_ptr<Step> fresh_step();
   void add_tables(Step& step);
+  uint64_t num_blocks(const GroupBatch& batch) const;
+  void pool_block(const GroupBatch& batch, uint64_t block, float* out) const;
+  void begin_early(Step& step);
+  void take_early_blocks(Step& step);
+  void cancel_early(Lock& lock, const Step* wanted);
+  void finish_early(Lock& lock);
+  void look_up_relaxed(const Lookup& lookup, float* out);
+  void pool_late(const GroupBatch& batch, float* out);
   void sort(Step& step, bool parallel);
   bool begin_log(Step& step);
   void copy_rows(Step& step, bool all);
@@ -181,6 +197,7 @@ class Engine {
   bool background_sort(Lock& lock);
   bool background_log(Lock& lock);
   bool background_previous(Lock& lock);
+  bool background_early(Lock& lock);
   void background_dense(Lock& lock);
   bool may_write_dense() const;
   void check_background() const;
@@ -207,6 +224,8 @@ class Engine {
   bool stop_ = false;
   bool is_paused_ = false;
   bool is_fused_ = false;  // the form in use
+  PreviousRows previous_;
+  std::shared_ptr<Step> early_;  // the background thread pools its bags
   // What kAuto weighs, since it last chose.
   struct FormWindow {
     uint64_t commits = 0, roomy = 0, work_ns = 0, worked_rows = 0;

@@ -186,6 +186,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   }
   ensure_flag(lock, *step);
   wait_for_generation(lock);
+  finish_early(lock);
   const bool hand_over = queue_.size() > 1 && step->is_next_mapped;
   if (!hand_over) step->hand_off_closed = true;
 
@@ -204,6 +205,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   store_.write_slot(next_slot(committed_ + 1), resume);
   ++committed_;
   if (frame != nullptr) journal_->commit_batch(*frame, committed_, resume);
+  if (options_.is_relaxed) previous_.take(*step);
   if (is_snapshot_attached_) snapshot_->take_records(*step);
   queue_.pop_front();
   prepared_.reset();

@@ -72,7 +72,9 @@ void Engine::detach_snapshot() {
 void Engine::finish_generation() {
   dense_.publish();
   if (journal_ != nullptr) journal_->generation_finished(next_slot(committed_));
-  undo_.reclaim(dense_.newest()->header.batch);
+  // Relaxed lookup: resumed there, the first lookup needs the rows as they were before its batch.
+  const uint64_t batch = dense_.newest()->header.batch;
+  undo_.reclaim(batch - (options_.is_relaxed && batch > 0 ? 1 : 0));
   // Where nothing hides the log's writing, a horizon nobody asked for would cost a part of the
   // step: its frames go round through all of the ring, out of the cache.
   const bool is_asked =

@@ -300,6 +300,7 @@ void Engine::background() {
     while (!stop_) {
       if (!is_paused_ && background_sort(lock)) continue;
       if (!is_paused_ && !options_.without_log && background_log(lock)) continue;
+      if (!is_paused_ && background_early(lock)) continue;
       if (!is_paused_ && background_previous(lock)) continue;
       if (dense_.is_writing() && store_.slot()) {
         if (may_write_dense()) {

@@ -13,6 +13,7 @@ void Engine::settle(Lock& lock) {
   drop_through(lock, ~0ull);
   queue_.clear();
   prepared_.reset();
+  cancel_early(lock, nullptr);
   changed_.wait(lock, [&] { return !dense_.is_writing() || stop_; });
   check_background();
   if (snapshot_ && !snapshot_->is_done())
@@ -49,6 +50,7 @@ RecoveryReport Engine::rewind(uint64_t batch) {
     throw;
   }
   committed_ = report.resumed_batch;
+  previous_.forget();
   life_ = store_.max_life();
   last_captured_ = committed_;
   changed_.notify_all();

@@ -119,6 +119,10 @@ void lookup(const TableView& table, const FeatureBags& bags, int64_t bag_begin, 
   internal::current_kernels().lookup(table, bags, bag_begin, bag_end, out, out_stride);
 }
 
+uint64_t correct_lookups(const CorrectJob& job) {
+  return internal::current_kernels().correct_lookups(job, pointers(*job.lookups));
+}
+
 void per_sample_weight_grad(const TableView& table, const FeatureBags& bags, int64_t bag_begin,
                             int64_t bag_end, const float* grad, int64_t grad_stride,
                             float* weight_grad) {

@@ -134,6 +134,20 @@ uint32_t record_crc(const RecordColumns& columns, const TableView& table, uint64
 void copy_rows_to_log(const TableView& table, const uint64_t* rows, const uint32_t* record_index,
                       uint64_t count, const RecordColumns& log, FlushFunction flush);
 
+// Relaxed lookup: bags that were pooled before the batch before changed rows of the table.
+struct CorrectJob {
+  TableView table;
+  const TableLookups* lookups = nullptr;   // of the pooled bags
+  const uint64_t* changed_rows = nullptr;  // ascending
+  uint64_t num_changed = 0;
+  const float* before = nullptr;  // [num_changed][dim]: what these rows were
+  float* out = nullptr;           // pooled output; TableLookups' grad_offset counts from here
+};
+
+// Adds coefficient * (row now - row before) for every lookup of a changed row: rows ascending, the
+// lookups of one in their order. Returns the number of these lookups.
+uint64_t correct_lookups(const CorrectJob& job);
+
 struct UpdateJob {
   TableView table;
   const TableLookups* lookups = nullptr;

@@ -7,6 +7,7 @@
 // run on lesser CPUs.
 #pragma once
 
+#include "kernels_body_correct.h"
 #include "kernels_body_grad.h"
 #include "kernels_body_log.h"
 #include "kernels_body_lookup.h"
@@ -56,6 +57,7 @@ void initialize_rows_kernel(float* weight, int64_t dim, uint64_t row_begin, uint
 
 constexpr internal::KernelTable kKernels = {
     .lookup = lookup_kernel,
+    .correct_lookups = correct_lookups_kernel,
     .per_sample_weight_grad = per_sample_weight_grad_kernel,
     .copy_rows_to_log = copy_rows_to_log_kernel,
     .update_rows = update_rows_kernel,

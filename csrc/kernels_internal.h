@@ -31,13 +31,14 @@ struct SortPlan {
 struct KernelTable {
   void (*lookup)(const TableView& table, const FeatureBags& bags, int64_t bag_begin,
                  int64_t bag_end, float* out, int64_t out_stride);
+  uint64_t (*correct_lookups)(const CorrectJob& job, const RowLookups& lookups);
   void (*per_sample_weight_grad)(const TableView& table, const FeatureBags& bags, int64_t bag_begin,
                                  int64_t bag_end, const float* grad, int64_t grad_stride,
                                  float* weight_grad);
   void (*copy_rows_to_log)(const TableView& table, const uint64_t* rows,
                            const uint32_t* record_index, uint64_t count, const RecordColumns& log,
                            FlushFunction flush);
-  // `lookups` stands for job.lookups, which the kernel does not touch.
+  // `lookups` stands for job.lookups, which the kernels do not touch.
   void (*update_rows)(const UpdateJob& job, const RowLookups& lookups, uint64_t row_begin,
                       uint64_t row_end);
   void (*row_grad_norm_sq)(const RowLookups& lookups, const float* grad, int64_t dim,

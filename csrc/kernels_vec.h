@@ -164,6 +164,12 @@ TCXL_INLINE void add_row(Row<N, kTail>& row, const Row<N, kTail>& other) {
 }
 
 template <int N, bool kTail>
+TCXL_INLINE void difference(Row<N, kTail>& row, const float* a, const float* b, const Tail& tail) {
+  row.first = load_one<N, kTail>(a, tail) - load_one<N, kTail>(b, tail);
+  if constexpr (N > 1) difference(row.rest, a + kLanes, b + kLanes, tail);
+}
+
+template <int N, bool kTail>
 TCXL_INLINE void divide(Row<N, kTail>& row, Vec divisor) {
   row.first /= divisor;
   if constexpr (N > 1) divide(row.rest, divisor);
@@ -179,6 +185,19 @@ template <int N, bool kTail>
 TCXL_INLINE void store(const Row<N, kTail>& row, float* p, const Tail& tail) {
   store_one<N, kTail>(p, row.first, tail);
   if constexpr (N > 1) store(row.rest, p + kLanes, tail);
+}
+
+// p += row, and p += factor * row.
+template <int N, bool kTail>
+TCXL_INLINE void add_to(float* p, const Row<N, kTail>& row, const Tail& tail) {
+  store_one<N, kTail>(p, load_one<N, kTail>(p, tail) + row.first, tail);
+  if constexpr (N > 1) add_to(p + kLanes, row.rest, tail);
+}
+
+template <int N, bool kTail>
+TCXL_INLINE void add_scaled_to(float* p, const Row<N, kTail>& row, Vec factor, const Tail& tail) {
+  store_one<N, kTail>(p, load_one<N, kTail>(p, tail) + factor * row.first, tail);
+  if constexpr (N > 1) add_scaled_to(p + kLanes, row.rest, factor, tail);
 }
 
 // Stores whole vectors, the absent lanes of the tail as zeros: p has room for whole groups.

@@ -3,6 +3,7 @@
 // once sizes have settled.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -72,6 +73,16 @@ struct StepTable {
   RecordColumns columns;
 };
 
+// Pooled bags of a step, from the rows of batch `base`, before the batch in between changed them
+// (relaxed lookup). Complete once that batch has committed.
+struct EarlyLookup {
+  static constexpr uint64_t kNone = ~0ull;
+  uint64_t base = kNone;
+  std::vector<std::vector<float>> pooled;  // per group: [bags][stride]
+  std::vector<uint64_t> first_block;       // per group, and the end
+  std::atomic<uint64_t> next_block{0};
+};
+
 enum class LogState { kNone, kWriting, kComplete };
 
 struct Step {
@@ -96,6 +107,7 @@ struct Step {
   uint64_t frame_offset = 0;
   uint64_t background_ns = 0;  // what sort and undo records took the background thread
   FramePlan plan;
+  EarlyLookup early;
 
   // The entry of a table, nullptr when the step does not touch it.
   StepTable* find(size_t table) {

@@ -37,6 +37,12 @@ void UndoLog::adopt(uint64_t batch, uint64_t life) {
   }
 }
 
+void UndoLog::hold(uint64_t batch) {
+  if (kept_.empty() || kept_.back().batch != batch) return;  // in an outgrown ring: it stays
+  live_.push_front(kept_.back());
+  kept_.pop_back();
+}
+
 std::optional<Descriptor> UndoLog::find_on_line(uint64_t batch, uint64_t life) const {
   const Descriptor d = *descriptor(batch);
   return d.life <= life ? find(batch, d.life) : std::nullopt;

@@ -58,6 +58,8 @@ class UndoLog {
   void give_up_kept();
   // Keeps the frames of the committed batches <= `batch` that an earlier process or life left.
   void adopt(uint64_t batch, uint64_t life);
+  // The frame of the newest kept batch, if it is this one, is needed again.
+  void hold(uint64_t batch);
   // The tables can be taken back to this batch, by the frames kept (not checked).
   uint64_t oldest() const { return oldest_; }
   bool has_room(uint64_t bytes) const;
@@ -85,6 +87,10 @@ class UndoLog {
   // Checks header, bounds and every record's checksum; kCorrupted says what is wrong. Only the
   // batch that was about to commit may have blocks that are not done.
   void check(const layout::Descriptor& descriptor, bool is_committed) const;
+  // The segments of a sound frame: the tables it is of.
+  std::span<const layout::FrameSegment> segments(const layout::Descriptor& descriptor) const {
+    return open_frame(descriptor).segments;
+  }
   // Puts the previous bytes of every record of a checked frame back (rows are distinct, so their
   // order does not matter), P.
   struct RolledBack {

@@ -472,7 +472,7 @@ class FaultTolerantRun:
             "state": self._plain_state.record(),
             "rows": optimizer_state(self.pool.transaction.collections),
             "settings": self._settings,
-            "volatile": {**environment(), "remarks": self._remarks},
+            "volatile": {**environment(self.pool.lookup), "remarks": self._remarks},
         }
         return json_bytes(record)
 
@@ -484,7 +484,7 @@ class FaultTolerantRun:
         notices = [
             *restore_dense(self.pool, self.model, self.dense_optimizer, self._state, record),
             *restore_optimizer_state(self.pool.transaction.collections, record.get("rows", {})),
-            *changed_environment(record.get("volatile", {}), is_error=self._strict),
+            *changed_environment(self.pool, record.get("volatile", {}), is_error=self._strict),
         ]
         self.epoch, self.batch, self.finished = record["epoch"], record["batch"], record["finished"]
         self._recorded = Recorded.of(record)

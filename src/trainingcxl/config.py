@@ -222,6 +222,12 @@ class PoolSettings(_Section):
         effect=Effect.NONE,
         choices=("auto", *map(str, range(15))),
     )
+    lookup: str = _key(
+        "strict",
+        "strict, or relaxed: looked up before the update of the batch before, then corrected",
+        effect=Effect.ROUNDING,
+        choices=("strict", "relaxed"),
+    )
     undo_log: str = _key(
         "auto",
         "who writes it: background (a thread ahead of the step), fused (the update itself), auto",

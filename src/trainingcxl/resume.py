@@ -86,9 +86,12 @@ def optimizer_state(collections: Iterable[Any]) -> dict[str, Any]:
     }
 
 
-def environment() -> dict[str, Any]:
-    """What the dense part's bits depend on besides its inputs (protocol section 7)."""
+def environment(lookup: str | None = None) -> dict[str, Any]:
+    """What the dense part's bits depend on besides its inputs (protocol section 7), and how a
+    run looks rows up.
+    """
     return {
+        **({} if lookup is None else {"lookup": lookup}),
         "torch": torch.__version__,
         "dense_threads": torch.get_num_threads(),
         "machine": platform.machine(),
@@ -96,7 +99,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def changed_environment(recorded: Mapping[str, Any], *, is_error: bool) -> list[str]:
+def changed_environment(pool: Pool, recorded: Mapping[str, Any], *, is_error: bool) -> list[str]:
     """One line for each part of the environment that the pool was trained with and that differs.
 
     Raises:
@@ -104,7 +107,7 @@ def changed_environment(recorded: Mapping[str, Any], *, is_error: bool) -> list[
     """
     notices = [
         f"{name} is {here}, the pool was trained with {recorded[name]}: the last bits may differ"
-        for name, here in environment().items()
+        for name, here in environment(pool.lookup).items()
         if name in recorded and here != recorded[name]
     ]
     if notices and is_error:

@@ -8,7 +8,8 @@ __all__ = ["StepStats"]
 
 
 _COUNTS = ("batches", "lookups", "rows", "rows_handed_over", "log_bytes", "dense_bytes")
-_TIMES = ("lookup", "update", "flag_wait", "commit", "dense_copy", "dense_wait")
+_LOOKUPS = ("corrected_lookups", "late_lookups")
+_TIMES = ("lookup", "update", "flag_wait", "commit", "dense_copy", "dense_wait", "early_wait")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,15 +30,21 @@ class StepStats:
     commit_s: float
     dense_copy_s: float
     dense_wait_s: float
+    early_wait_s: float
+    """Relaxed lookup: what a commit had left to look up for the batch behind it."""
+    corrected_lookups: int
+    """Relaxed lookup: of rows that the batch before had changed."""
+    late_lookups: int
+    """Relaxed lookup: calls that were not announced in time, several times as slow."""
     background_s: float
     step_s: float
 
     @classmethod
     def from_core(cls, raw: Mapping[str, Any], step_seconds: float) -> Self:
         """From the native counters (nanoseconds) and the time that all steps took."""
-        background = ("background_log_ns", "background_sort_ns", "background_dense_ns")
+        background = tuple(f"background_{work}_ns" for work in ("log", "sort", "dense", "early"))
         return cls(
-            **{name: raw[name] for name in _COUNTS},
+            **{name: raw[name] for name in (*_COUNTS, *_LOOKUPS)},
             **{name + "_s": 1e-9 * raw[name + "_ns"] for name in _TIMES},
             unannounced_batches=raw["unannounced"],
             fused_batches=raw["fused"],

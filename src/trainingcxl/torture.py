@@ -41,6 +41,15 @@ SCENARIOS = (
     Scenario(name="rows-only-latest", dense_every=3, resume="latest", has_dense=False),
     Scenario(name="fused", undo_log="fused", dense_every=2, skip_every=5),
     Scenario(name="alternating", undo_log="alternating", dense_every=4, wide_batch=10),
+    Scenario(name="relaxed", lookup="relaxed", dense_every=3, skip_every=5, wide_batch=9),
+    Scenario(
+        name="relaxed-latest",
+        lookup="relaxed",
+        undo_log="alternating",
+        dense_every=5,
+        resume="latest",
+    ),
+    Scenario(name="relaxed-accumulated", lookup="relaxed", accumulate=3, undo_log="fused"),
     Scenario(
         name="short-epochs", threads=1, skip_every=4, wide_batch=3, epochs=9, batches_per_epoch=4
     ),

@@ -49,6 +49,8 @@ class Scenario:
     has_dense: bool = True
     undo_log: Literal["background", "fused", "alternating"] = "background"
     """Named, as "auto" would choose by time; alternating: another form every few batches."""
+    lookup: Literal["strict", "relaxed"] = "strict"
+    """Where level and medium have the choice."""
     medium: Literal["auto", "fsdax", "block"] = "auto"
 
     has_power_cuts: bool = False
@@ -200,6 +202,8 @@ def open_scenario_pool(path: str, scenario: Scenario) -> Pool:
         options = {"durability": "power", "_medium": scenario.medium}
     if scenario.has_power_cuts:
         options |= {"journal_bytes": _JOURNAL_BYTES, "_assume_reboot": scenario.assumes_reboot}
+    if scenario.medium != "block":
+        options["lookup"] = scenario.lookup
     if scenario.undo_log != "alternating":
         options["undo_log"] = scenario.undo_log
     return Pool(path, resume=scenario.resume, threads=scenario.threads, **options)

@@ -224,6 +224,7 @@ def open_training_pool(settings: Settings, data: Dataset, report: Report) -> Poo
         log_bytes=wanted.log_bytes or None,
         keep_dense=wanted.keep_dense if wanted.keep_dense == "auto" else int(wanted.keep_dense),
         lookahead=wanted.lookahead,
+        lookup=wanted.lookup,
         undo_log=wanted.undo_log,
         lag_max=wanted.lag_max,
         journal_bytes=wanted.journal_bytes or None,

@@ -31,7 +31,7 @@ def pooled_lookup(
         not is_frozen or (weights is not None and weights.requires_grad)
     )
     if not needs_grad:
-        pooled, _ = _run(pool, transfer, inputs, columns)
+        pooled, _ = _run(pool, transfer, inputs, columns, is_training=False)
         return pooled
     pool.transaction.has_forward = True
     result: Tensor = _PooledLookup.apply(
@@ -40,10 +40,12 @@ def pooled_lookup(
     return result
 
 
-def _run(pool: Pool, transfer: Transfer, inputs: GroupInput, columns: int) -> tuple[Tensor, Any]:
+def _run(
+    pool: Pool, transfer: Transfer, inputs: GroupInput, columns: int, *, is_training: bool
+) -> tuple[Tensor, Any]:
     group, bags, values, offsets, weights = inputs
     host = transfer.output(bags, columns)
-    lookup = pool.core.lookup(group, bags, values, offsets, weights, host.numpy())
+    lookup = pool.core.lookup(group, bags, values, offsets, weights, host.numpy(), is_training)
     return transfer.to_device(host), lookup
 
 
@@ -60,7 +62,7 @@ class _PooledLookup(torch.autograd.Function):
         is_frozen: bool,
     ) -> Tensor:
         del anchor  # only there so that autograd calls backward
-        pooled, lookup = _run(pool, transfer, inputs, columns)
+        pooled, lookup = _run(pool, transfer, inputs, columns, is_training=True)
         ctx.pool, ctx.transfer, ctx.lookup, ctx.is_frozen = pool, transfer, lookup, is_frozen
         ctx.weights_shape = None if weights is None else weights.shape
         ctx.weights_device = None if weights is None else weights.device

@@ -5,13 +5,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["check_options", "notices_of"]
+from trainingcxl.errors import DurabilityUnavailable
+
+__all__ = ["check_lookup", "check_options", "notices_of"]
 
 
 def check_options(
     path: str | os.PathLike[str],
     resume: str,
     lookahead: int,
+    lookup: str,
     undo_log: str,
     threads: int | None,
     lag_max: int,
@@ -28,6 +31,8 @@ def check_options(
         raise ValueError(f"'{path}' is a device: pass a folder as path and device='{path}'")
     if not 1 <= lookahead <= 8:
         raise ValueError(f"lookahead is {lookahead}, expected 1 to 8")
+    if lookup not in ("strict", "relaxed"):
+        raise ValueError(f"lookup is '{lookup}', expected 'strict' or 'relaxed'")
     if undo_log not in ("auto", "background", "fused"):
         raise ValueError(f"undo_log is '{undo_log}', expected 'auto', 'background' or 'fused'")
     if threads is not None and threads < 1:
@@ -36,6 +41,22 @@ def check_options(
         raise ValueError(f"keep_dense is {keep_dense!r}, expected 'auto' or 0 to 14")
     if lag_max < 1:
         raise ValueError(f"lag_max is {lag_max}, expected 1 or more")
+
+
+def check_lookup(path: Path, lookup: str, found: Mapping[str, Any]) -> None:
+    """Refuses relaxed lookups where the rows before a batch do not survive what the pool does.
+
+    Raises:
+        DurabilityUnavailable: Level "power" on an ordinary file.
+    """
+    if lookup == "relaxed" and found["has_journal"]:
+        raise DurabilityUnavailable(
+            "lookup is 'relaxed', which a power failure on an ordinary file would not survive bit "
+            "for bit: its journal does not keep the rows as they were before the last batch\n"
+            f"  where: pool '{path}', level power on {found['medium']}\n"
+            "  state: the pool is unchanged\n"
+            "  do:    lookup='strict', level 'process', or persistent memory"
+        )
 
 
 def notices_of(found: Mapping[str, Any]) -> list[str]:

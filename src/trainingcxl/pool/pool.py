@@ -5,8 +5,7 @@ import json
 import os
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +14,8 @@ import numpy as np
 
 from trainingcxl import _core
 from trainingcxl.errors import PoolError, PoolFull, PoolLocked, TrainingCXLError
-from trainingcxl.pool.opening import check_options, notices_of
+from trainingcxl.pool.opening import check_lookup, check_options, notices_of
+from trainingcxl.pool.recovery import RecoveryReport, lookup_of, recall_previous
 from trainingcxl.pool.rewind import RewindPoint, choose_point, find_points
 from trainingcxl.pool.snapshot import Snapshot, SnapshotDesk, remove_unfinished
 from trainingcxl.pool.table import OPTIMIZERS, Table, TableSpec, check_same_shape
@@ -29,33 +29,6 @@ _NOT_LOGICAL = ("volatile", "rng", "epoch_rng", "fetch_rng")
 _FILES = ("log", "data", "journal", "lock")  # lock last: it guards the others while they go
 _INIT_BYTES = 64 << 20  # between two progress reports, and two chances for Ctrl-C
 _DIGEST_BYTES = 16 << 20
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecoveryReport:
-    """What opening a pool found and did (architecture: section 4, "Recovery")."""
-
-    committed_batch: int
-    """Newest committed batch that was found."""
-    dense_batch: int
-    """Batch of the newest complete dense generation."""
-    resumed_batch: int
-    """The recovery point: training goes on with the batch after it."""
-    batches_undone: int
-    """Undo frames applied, newest first; a flagged batch that never committed counts."""
-    rows_rolled_back: int
-    """Undo records applied."""
-    rows_changed: int
-    """Of these, rows whose bytes differed from their record."""
-    milliseconds: float
-    resume: str
-    is_rewind: bool = False
-    """It completed a rewind (one that was killed, when the pool was opened)."""
-
-    @property
-    def batches_to_redo(self) -> int:
-        """Committed batches that exact resume trains again, with the same bits."""
-        return self.committed_batch - self.resumed_batch
 
 
 class Pool:
@@ -79,6 +52,10 @@ class Pool:
         keep_dense: Dense parts kept beyond the last two, for `rewind`: 0 to 14, spread over the
             batches that the undo log reaches; "auto": as many as a tenth of it has room for.
         lookahead: Announced batches that are prepared ahead.
+        lookup: "strict", or "relaxed": batch N + 1 is looked up in the background before the update
+            of batch N and corrected after it (the paper's relaxed lookup). Either is the same to
+            the bit at every resume; the last bits of the one are not those of the other. Not with
+            level "power" on an ordinary file.
         undo_log: Who writes the undo log: "background" (a thread of its own ahead of the step, the
             paper's batch-aware checkpoint), "fused" (the update itself), "auto" (the background as
             long as its work fits into the time that the step spends outside the pool). The results
@@ -118,6 +95,7 @@ class Pool:
         log_bytes: int | None = None,
         keep_dense: int | str = "auto",
         lookahead: int = 1,
+        lookup: str = "strict",
         undo_log: str = "auto",
         lag_max: int = 16,
         journal_bytes: int | None = None,
@@ -129,8 +107,9 @@ class Pool:
         _log: bool = True,
     ) -> None:
         self.path = Path(path)
-        check_options(path, resume, lookahead, undo_log, threads, lag_max, keep_dense)
+        check_options(path, resume, lookahead, lookup, undo_log, threads, lag_max, keep_dense)
         self.threads, self.lookahead = threads or len(os.sched_getaffinity(0)), lookahead
+        self.lookup = lookup
         self._progress, self._check_rows = progress, check_rows
         self._closers: list[Callable[[], None]] = []
         self.settle: Callable[[], None] = lambda: None  # a run's: writes the committed dense part
@@ -155,7 +134,7 @@ class Pool:
         self.recovery: RecoveryReport | None = None
         self.resume_record: dict[str, Any] | None = None
         if not self.is_new:
-            self.recovery = _report(found, time.perf_counter() - started)
+            self.recovery = RecoveryReport.of(found, time.perf_counter() - started)
             self.resume_record = json.loads(found["resume"])
         self._synced_batch: int | None = found["resumed_batch"] if facts["was_clean"] else None
         self._core.start(
@@ -167,7 +146,9 @@ class Pool:
             lag_max=lag_max,
             journal_bytes=journal_bytes or 0,
             keep_dense=-1 if keep_dense == "auto" else int(keep_dense),
+            is_relaxed=lookup == "relaxed",
         )
+        self._recall_previous()
         self.transaction = Transaction()
         self._snapshot: Snapshot | None = None
         self.desk = SnapshotDesk(self.path, self._take, is_trainer=not read_only)
@@ -190,6 +171,7 @@ class Pool:
     def _recover(self, *, is_exact: bool) -> dict[str, Any]:
         """Finds the recovery point; the end of the creation, where there was none."""
         try:
+            check_lookup(self.path, self.lookup, self._core.facts())
             return self._core.recover(is_exact)
         except BaseException as error:
             was_created = self._core.facts()["was_created"]
@@ -377,7 +359,8 @@ class Pool:
     def rewind_points(self) -> list[RewindPoint]:
         """Batches before the committed one that the undo log reaches, newest first: reads it."""
         self._finish_snapshots()
-        return find_points(self._core, self.committed_batch)
+        is_relaxed = "relaxed" in (self.lookup, lookup_of(self.resume_record))
+        return find_points(self._core, self.committed_batch, needs_previous=is_relaxed)
 
     def rewind(self, *, batches: int | None = None, to: int | None = None) -> RecoveryReport:
         """Makes an earlier batch the committed one; those after it are gone for good.
@@ -404,9 +387,14 @@ class Pool:
         started = time.perf_counter()
         found = self._core.rewind(batch)
         self.resume_record = json.loads(found["resume"])
-        self.recovery = _report(found, time.perf_counter() - started)
+        self.recovery = RecoveryReport.of(found, time.perf_counter() - started)
         self._synced_batch = None
+        self._recall_previous()
         return self.recovery
+
+    def _recall_previous(self) -> None:
+        if self.lookup == "relaxed" and not self.is_read_only:
+            self.notices += recall_previous(self._core, self.resume_record)
 
     # --- life
 
@@ -469,18 +457,6 @@ class _Closed:
         raise PoolError(
             f"pool '{self._path}' is closed\n  do:    open it again with Pool('{self._path}')"
         )
-
-
-def _report(found: Mapping[str, Any], seconds: float) -> RecoveryReport:
-    names = ("committed_batch", "dense_batch", "resumed_batch", "batches_undone")
-    return RecoveryReport(
-        **{name: found[name] for name in names},
-        rows_rolled_back=found["rows_rolled_back"],
-        rows_changed=found["rows_changed"],
-        milliseconds=1000 * seconds,
-        resume="exact" if found["is_exact"] else "latest",
-        is_rewind=found["is_rewind"],
-    )
 
 
 def _remove_empty_pool(path: Path, *, keep: Sequence[str] = (), remove_folder: bool = True) -> None:

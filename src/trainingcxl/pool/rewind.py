@@ -31,9 +31,17 @@ class RewindPoint:
     """Batches consumed in the epoch; as the epoch known for exact points alone."""
 
 
-def find_points(core: "_core.Pool", committed: int) -> list[RewindPoint]:
+def find_points(
+    core: "_core.Pool", committed: int, *, needs_previous: bool = False
+) -> list[RewindPoint]:
     """Every point within the horizon, newest first. Reads and checks all that the undo log
     keeps.
+
+    Args:
+        core: The pool.
+        committed: Its present batch.
+        needs_previous: Lookups are relaxed: the first one after a point needs the undo log of the
+            point's own batch.
     """
     points = []
     for batch, resume in core.rewind_points():
@@ -47,6 +55,8 @@ def find_points(core: "_core.Pool", committed: int) -> list[RewindPoint]:
                 position=record.get("batch"),
             )
         )
+    if needs_previous and points and points[-1].batch > 0:
+        points.pop()
     return points
 
 
