@@ -281,6 +281,7 @@ class Dlrm:
         undo_log: str,
         dense_every: Any,
         durability: str = "process",
+        lookup: str = "strict",
     ) -> None:
         torch.manual_seed(0)
         self.ours = Ours.__new__(Ours)
@@ -297,6 +298,7 @@ class Dlrm:
             folder,
             threads=threads,
             durability=durability,
+            lookup=lookup,
             undo_log="auto" if undo_log == "none" else undo_log,
             _log=undo_log != "none",
         )
