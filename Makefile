@@ -74,6 +74,10 @@ format: set-up ## format all source files
 bench-step: set-up ## time of the embedding step and of the DLRM step, log on and off
 	@$(in_venv) python benchmarks/step.py $(ARGS)
 
+.PHONY: accuracy
+accuracy: set-up ## what failures cost in accuracy, by lag of the dense part: half an hour
+	@$(in_venv) python benchmarks/accuracy_failures.py $(ARGS)
+
 .PHONY: crash-images
 crash-images: set-up ## power failures of persistent memory and files, tried: some minutes
 	@$(in_venv) bash tools/fault_build.sh
