@@ -70,6 +70,23 @@ format: set-up ## format all source files
 	@$(in_venv) ruff format .
 	@$(in_venv) clang-format -i $(cpp_files)
 
+# The peers' environment when 'make bench-peers' has made it; nothing is installed by a benchmark.
+bench = python=.venv-peers/bin/python; [ -x "$$python" ] || { python=python; \
+  echo "bench: no peers ('make bench-peers' installs them): their comparisons are left out"; }; \
+  PATH="$(CURDIR)/.venv/bin:$$PATH" "$$python" benchmarks/bench.py
+
+.PHONY: bench-peers
+bench-peers: set-up ## install what the benchmarks compare with, beside .venv
+	@bash tools/bench_peers.sh
+
+.PHONY: bench bench-quick bench-check
+bench: set-up ## every benchmark once, up to 45 minutes; the machine should do nothing else
+	@$(bench) all $(ARGS)
+bench-quick: set-up ## a small part of every benchmark, up to 5 minutes
+	@$(bench) quick $(ARGS)
+bench-check: set-up ## the bars, one line each; ARGS='--scripts step_peers.py' chooses
+	@$(bench) check $(ARGS)
+
 .PHONY: bench-step
 bench-step: set-up ## time of the embedding step and of the DLRM step, log on and off
 	@$(in_venv) python benchmarks/step.py $(ARGS)

@@ -17,7 +17,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -81,13 +81,21 @@ class Ours:
     """The engine with everything that a commit does, without a dense part."""
 
     def __init__(
-        self, folder: Path, shape: dict[str, Any], *, threads: int, undo_log: str, optimizer: str
+        self,
+        folder: Path,
+        shape: dict[str, Any],
+        *,
+        threads: int,
+        undo_log: str,
+        optimizer: str,
+        **pool_options: Any,
     ) -> None:
         self.pool = tcxl.Pool(
             folder,
             threads=threads,
             undo_log="auto" if undo_log == "none" else undo_log,
             _log=undo_log != "none",
+            **pool_options,
         )
         make = {
             "sgd": lambda: tcxl.optim.SGD(0.01),
@@ -131,10 +139,19 @@ class Ours:
 class Torch:
     """nn.EmbeddingBag(sparse=True) and torch.optim.SGD in the same place."""
 
-    def __init__(self, shape: dict[str, Any]) -> None:
+    def __init__(
+        self, shape: dict[str, Any], weights: Sequence[torch.Tensor] | None = None
+    ) -> None:
         self.bags = nn.ModuleList(
-            nn.EmbeddingBag(rows, shape["dim"], mode="sum", sparse=True, include_last_offset=True)
-            for rows in shape["rows"]
+            nn.EmbeddingBag(
+                rows,
+                shape["dim"],
+                mode="sum",
+                sparse=True,
+                include_last_offset=True,
+                _weight=None if weights is None else weights[t],
+            )
+            for t, rows in enumerate(shape["rows"])
         )
         self.optimizer = torch.optim.SGD(self.bags.parameters(), lr=0.01)
         self.grad = torch.full((shape["batch"], shape["dim"]), 1e-4)

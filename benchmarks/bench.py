@@ -1,0 +1,99 @@
+"""Runs the benchmark scripts: all of them, a quick look, or the bars.
+
+    python benchmarks/bench.py all|quick|check [--scripts step_peers.py,gather.py] [--out FOLDER]
+
+`all` makes every measurement once, `quick` a small part of each script. `check` prints one line a
+bar; a bar passes if two undisturbed runs of its measurement hold it and fails if two miss it, so
+three decide. Disturbed runs are made again, five in all. It exits with 1 unless every bar passes or
+is skipped for a stated reason. Documents go to FOLDER (build/bench/results).
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bars import BARS, Bar, judge, line
+from report import find_figure
+
+HERE = Path(__file__).resolve().parent
+SCRIPTS = ("step_peers.py",)  # in the order in which they run
+SECONDS_MAX = 1800  # of one run of a script
+
+
+def run(script: str, target: Path, *options: str) -> dict[str, Any] | None:
+    """Runs a script; its document, or None if it failed."""
+    target.unlink(missing_ok=True)
+    command = [sys.executable, str(HERE / script), "--json", str(target), *options]
+    print(f"\n== {script} {' '.join(options)}", flush=True)
+    try:
+        code = subprocess.run(command, check=False, timeout=SECONDS_MAX).returncode
+    except subprocess.TimeoutExpired:
+        code = -1
+        print(f"{script} took more than {SECONDS_MAX} s", flush=True)
+    if code != 0:
+        print(f"{script} ended with {code}", flush=True)
+        return None
+    document: dict[str, Any] = json.loads(target.read_text())
+    return document
+
+
+def run_all(scripts: Iterable[str], out: Path, *options: str) -> int:
+    """Every script once; how many failed."""
+    failed = 0
+    for script in scripts:
+        started = time.monotonic()
+        failed += run(script, out / f"{Path(script).stem}.json", *options) is None
+        print(f"== {script}: {time.monotonic() - started:.0f} s", flush=True)
+    return failed
+
+
+def check(scripts: Iterable[str], out: Path, *options: str) -> int:
+    """Runs what the bars need until each is decided; prints them; how many are not passed."""
+    runs: dict[Bar, list[dict[str, Any] | None]] = defaultdict(list)
+    for script in scripts:
+        bars = [bar for bar in BARS if bar.script == script]
+        number = 0
+        while pending := [bar for bar in bars if judge(bar, runs[bar]).word == "open"]:
+            number += 1
+            wanted = ",".join(dict.fromkeys(bar.measurement for bar in pending))
+            target = out / f"{Path(script).stem}.run{number}.json"
+            document = run(script, target, "--only", wanted, *options)
+            for bar in pending:
+                figure = document and find_figure(document, bar.measurement, bar.figure)
+                runs[bar].append(figure)
+    lines = [line(bar, found) for bar, found in runs.items()]
+    verdicts = [judge(bar, found).word for bar, found in runs.items()]
+    counts = {word: verdicts.count(word) for word in ("pass", "fail", "undecided", "skipped")}
+    text = "\n".join([*lines, ", ".join(f"{count} {word}" for word, count in counts.items())])
+    print(f"\n{text}")
+    (out / "check.txt").write_text(text + "\n")
+    return counts["fail"] + counts["undecided"]
+
+
+def main() -> None:
+    """Runs what the options choose."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=("all", "quick", "check"))
+    parser.add_argument("--scripts", default=",".join(SCRIPTS), help="separated by commas")
+    parser.add_argument("--out", type=Path, default=Path("build/bench/results"))
+    args, options = parser.parse_known_args()  # the others are the scripts'
+    scripts = args.scripts.split(",")
+    if unknown := sorted(set(scripts) - set(SCRIPTS)):
+        parser.error(f"--scripts {','.join(unknown)}: there are {', '.join(SCRIPTS)}")
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.what == "check":
+        sys.exit(min(1, check(scripts, args.out, *options)))
+    quick = ("--quick", "--rounds", "3") if args.what == "quick" else ()
+    sys.exit(min(1, run_all(scripts, args.out, *quick, *options)))
+
+
+if __name__ == "__main__":
+    main()
