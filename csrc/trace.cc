@@ -80,6 +80,7 @@ void Trace::stop() {
 
 void Trace::add(const TraceSpan& span) {
   const std::lock_guard lock(mutex_);
+  if (!is_on_) return;  // it ended meanwhile
   if (taken_.spans.size() < spans_max_) {
     taken_.spans.push_back(span);
   } else {

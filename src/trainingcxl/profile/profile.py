@@ -121,6 +121,7 @@ class Profile:
             self._undo.pop()()
         self._end_batch()
         self._core.trace_stop()
+        self._forget_open()
         if self._scalars is not None:
             self._scalars.close()
         if self._out is not None:
@@ -277,6 +278,8 @@ class Profile:
         for span in map(Span._make, spans):
             if span.track != TRAINER:
                 self.totals.background[span.track, span.phase] += span.end - span.begin
+                if len(self.kept) < self._batches_kept:
+                    self.spans.append(span)
         self.dropped += dropped
         self._base.clear()
         self._since = time.perf_counter_ns()
