@@ -17,6 +17,8 @@ const char* phase_name(Phase phase) {
       return "announce";
     case Phase::kLookup:
       return "lookup";
+    case Phase::kCorrect:
+      return "correct";
     case Phase::kPrepare:
       return "prepare";
     case Phase::kCommit:
@@ -29,6 +31,8 @@ const char* phase_name(Phase phase) {
       return "flag_wait";
     case Phase::kDenseWait:
       return "dense_wait";
+    case Phase::kEarlyWait:
+      return "early_wait";
     case Phase::kUpdate:
       return "update";
     case Phase::kDenseCapture:
@@ -37,6 +41,8 @@ const char* phase_name(Phase phase) {
       return "profile";
     case Phase::kUndoLog:
       return "undo_log";
+    case Phase::kEarlyLookup:
+      return "early_lookup";
     case Phase::kFirstLog:
       return "first_log";
     case Phase::kDenseLog:

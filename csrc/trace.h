@@ -14,17 +14,20 @@ enum class Phase : uint32_t {
   // The trainer's, in a step's order.
   kAnnounce,
   kLookup,
+  kCorrect,  // relaxed lookup: copy of what was pooled early, and its correction
   kPrepare,
   kCommit,
   kSort,  // of the log writer, too
   kJournalWait,
   kFlagWait,
   kDenseWait,
+  kEarlyWait,  // the commit's share of the early lookup of the batch behind it
   kUpdate,
   kDenseCapture,
   kCount,  // rows that recur: the profile's own work
   // The background threads'.
   kUndoLog,
+  kEarlyLookup,
   kFirstLog,  // bytes that rows held at the journal's base
   kDenseLog,
   kJournalWrite,

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ def environment(lookup: str | None = None) -> dict[str, Any]:
     }
 
 
+@cache  # every commit records it
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """Name, family and model of the CPU as the kernel tells them; libraries choose their code by
     them. A stepping makes no difference.

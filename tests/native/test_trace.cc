@@ -1,11 +1,10 @@
 // The profile's trace: spans, the rows it counts, the sampled times of an update.
-#include "trace.h"
-
 #include <thread>
 
 #include "check.h"
 #include "kernels_reference.h"
 #include "row_history.h"
+#include "trace.h"
 
 namespace {
 
@@ -13,11 +12,15 @@ using namespace tcxl;
 
 void is_silent_when_off() {
   Trace trace;
-  { const Traced traced(trace, Phase::kLookup, 1); }
+  {
+    const Traced traced(trace, Phase::kLookup, 1);
+  }
   CHECK(trace.take().spans.empty());
   trace.start(8);
   trace.stop();
-  { const Traced traced(trace, Phase::kLookup, 1); }
+  {
+    const Traced traced(trace, Phase::kLookup, 1);
+  }
   CHECK(trace.take().spans.empty());
 }
 
@@ -53,7 +56,9 @@ void counts_what_nobody_took() {
   const Trace::Taken taken = trace.take();
   CHECK_EQUAL(taken.spans.size(), 2u);
   CHECK_EQUAL(taken.dropped, 3u);
-  { const Traced traced(trace, Phase::kLookup, 2); }
+  {
+    const Traced traced(trace, Phase::kLookup, 2);
+  }
   CHECK_EQUAL(trace.take().spans.size(), 1u);
 }
 

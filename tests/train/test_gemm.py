@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -345,7 +346,8 @@ def test_another_cpu_is_a_notice_and_an_error_when_strict(tmp_path, monkeypatch)
 
 def test_pool_from_before_the_cpu_was_recorded_gives_no_notice():
     old = {name: value for name, value in environment().items() if name != "cpu_model"}
-    assert changed_environment(old, is_error=True) == []
+    pool = SimpleNamespace(lookup="strict")
+    assert changed_environment(pool, old, is_error=True) == []
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,14 @@ from trainingcxl.train import train
 from trainingcxl.train_setup import Silent
 
 ROWS, DIM = 4000, 8
+SHAPE = {
+    "name": "job",
+    "batch": 1024,
+    "interaction": "cat",
+    "bottom": [1, DIM],
+    "top": [512, 1],
+    "table": [{"count": 1, "rows": ROWS, "lookups": 2, "dim": DIM}],
+}
 
 
 @pytest.fixture(autouse=True)
@@ -198,6 +206,28 @@ def test_trace_has_true_times_and_nests(tmp_path, tmpfs_folder):
     assert {"dense_log", "sort"} <= {e["name"] for e in tracks["log writer"]}
     counters = [e for e in events if e["ph"] == "C"]
     assert {e["name"] for e in counters} == {"share of rows", "bytes written"}
+
+
+def test_relaxed_lookup_is_early_then_corrected(tmp_path, tmpfs_folder):
+    """Batch N + 1 is pooled while N is in flight; its spans keep the paper's order."""
+    out = tmp_path / "profile.json"
+    pool = Pool(tmpfs_folder / "a.pool", threads=1, undo_log="background", lookup="relaxed")
+    with pool:
+        job = Job(pool)
+        with tcxl.Profile(job.run, out, model=SHAPE) as profile:
+            job.train(List(batches(10)))
+    updates = {span.batch: span for span in profile.spans if span.phase == "update"}
+    early = [s for s in profile.spans if s.phase in ("early_lookup", "early_wait")]
+    assert {span.batch for span in early} >= set(range(3, 10))
+    for span in early:
+        assert span.batch - 1 not in updates or span.end <= updates[span.batch - 1].begin
+    assert profile.totals.phases["correct"] > 0
+    tree = json.loads(out.read_text())
+    assert tree["system"] == "CXL"
+    assert 0 < tree["rows"]["corrected_lookups_share"] < 1
+    measured = read_profile(out)
+    assert {name for _, name, _, _ in measured.spans} >= {"lookup", "correct", "dense", "update"}
+    assert order_violations(measured, load_hardware()) == []
 
 
 def test_rows_and_bytes_are_those_of_the_pool(tmpfs_folder):

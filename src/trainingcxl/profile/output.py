@@ -55,7 +55,7 @@ def summary(profile: "Profile") -> dict[str, Any]:
     tree: dict[str, Any] = {
         "schema": 1,
         "kind": "measured",
-        "system": "CXL-B",
+        "system": "CXL" if pool.lookup == "relaxed" else "CXL-B",
         "medium": pool.medium,
         "durability": pool.durability,
         "log": "announced",
@@ -74,6 +74,9 @@ def summary(profile: "Profile") -> dict[str, Any]:
             "recurring_share": _share(counts.get("recurring_rows"), rows),
             "first_touch_share": _share(counts.get("first_rows"), rows),
             "handed_over_share": _share(counts.get("rows_handed_over"), rows),
+            "corrected_lookups_share": _share(
+                counts.get("corrected_lookups"), counts.get("lookups", 0.0)
+            ),
             "announced_batches_share": counts.get("is_announced", 0.0),
             "fused_batches_share": counts.get("is_fused", 0.0),
         },
@@ -153,8 +156,12 @@ def _simulator_phases(
     count = max(1, profile.totals.batches)
     beside = {name: 1e-9 * spent / count for (_, name), spent in profile.totals.background.items()}
     moved = _bytes(counts)
+    is_relaxed = profile.run.pool.lookup == "relaxed"
+    early = step.get("early_wait", 0.0) + beside.get("early_lookup", 0.0)
+    now = step.get("lookup", 0.0) + step.get("correct", 0.0)
     phases = {
-        "lookup": (step.get("lookup", 0.0), moved["read"]["lookup"], 0.0),
+        "lookup": (early if is_relaxed else now, moved["read"]["lookup"], 0.0),
+        **({"correct": (now, 0.0, 0.0)} if is_relaxed else {}),
         "dense": (sum(step.get(name, 0.0) for name in _DENSE), 0.0, 0.0),
         "log_rows": (
             step.get("log", 0.0) + beside.get("undo_log", 0.0) + beside.get("first_log", 0.0),
@@ -181,8 +188,8 @@ def _simulator_phases(
 def _simulator_spans(profile: "Profile") -> list[dict[str, Any]]:
     """When lookup, dense part, row log and update of each kept batch ran.
 
-    The dense part counts from the end of the lookup. A relaxed log of the dense part belongs to no
-    single batch and has no spans.
+    The dense part counts from the end of the lookup, or of its correction. A relaxed log of the
+    dense part belongs to no single batch and has no spans.
     """
     if not profile.spans:
         return []
@@ -190,6 +197,9 @@ def _simulator_spans(profile: "Profile") -> list[dict[str, Any]]:
     kept = {record.batch for record in profile.kept}
     evaluations = [span for span in profile.spans if span.phase == "evaluation"]
     ranges: dict[tuple[int, str], tuple[int, int]] = {}
+    names = {"lookup": "lookup", "update": "update", "undo_log": "log_rows"}
+    if profile.run.pool.lookup == "relaxed":
+        names |= {"early_lookup": "lookup", "early_wait": "lookup", "lookup": "correct"}
 
     def extend(batch: int, phase: str, begin: int, end: int) -> None:
         old = ranges.get((batch, phase), (begin, end))
@@ -198,13 +208,12 @@ def _simulator_spans(profile: "Profile") -> list[dict[str, Any]]:
     for span in profile.spans:
         if span.batch not in kept or any(e.begin <= span.begin < e.end for e in evaluations):
             continue
-        if span.phase in ("lookup", "update"):
-            extend(span.batch, span.phase, span.begin, span.end)
-        elif span.phase == "undo_log":
-            extend(span.batch, "log_rows", span.begin, span.end)
+        if span.phase in names:
+            extend(span.batch, names[span.phase], span.begin, span.end)
+    looked_up = names["lookup"]
     for span in profile.spans:
-        if span.phase in _DENSE and (span.batch, "lookup") in ranges:
-            begin = max(span.begin, ranges[span.batch, "lookup"][1])
+        if span.phase in _DENSE and (span.batch, looked_up) in ranges:
+            begin = max(span.begin, ranges[span.batch, looked_up][1])
             extend(span.batch, "dense", begin, max(begin, span.end))
     return [
         {"batch": batch, "phase": name, "start": 1e-9 * (b - origin), "end": 1e-9 * (e - origin)}

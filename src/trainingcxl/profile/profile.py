@@ -25,7 +25,7 @@ from trainingcxl.profile.scalars import Scalars, require_tensorboard
 __all__ = ["Profile", "ProfileRequest"]
 
 _SPANS_MAX = 1 << 14  # of the core, between two batches
-_DELTAS = ("dense_bytes", "journal_bytes", "rows_handed_over")
+_DELTAS = ("dense_bytes", "journal_bytes", "rows_handed_over", "corrected_lookups")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
