@@ -49,6 +49,7 @@ class Run:
         """Starts a life; with `crash_point` it kills itself there."""
         dying = ["-c", _DYING, str(crash_point)] if crash_point else ["-m", "trainingcxl"]
         command = [sys.executable, *dying, "train", "--json", "--pool", str(self.pool)]
+        command += ["--dense-gemm", "mkl"]  # two runs, each measuring, might choose differently
         return subprocess.Popen([*command, *self.options], stdout=subprocess.PIPE, text=True)
 
     def events(self, life: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:

@@ -225,6 +225,37 @@ void bind_state(nb::class_<CorePool>& pool) {
   });
 }
 
+nb::dict counts_dict(const BatchCounts& c) {
+  nb::dict d;
+#define FIELD(name) d[#name] = c.name
+  FIELD(batch), FIELD(is_announced), FIELD(is_fused), FIELD(lookups), FIELD(rows);
+  FIELD(lookup_bytes), FIELD(row_bytes), FIELD(log_bytes), FIELD(slot_bytes);
+  FIELD(recurring_rows), FIELD(recurring_lookups), FIELD(first_rows);
+  FIELD(log_share), FIELD(reduce_share);
+#undef FIELD
+  return d;
+}
+
+void bind_traces(nb::class_<CorePool>& pool) {
+  pool.def(
+      "trace_start",
+      [](CorePool& self, uint64_t spans_max) { self.engine().start_trace(spans_max); },
+      "spans_max"_a);
+  pool.def("trace_stop", [](CorePool& self) { self.store().trace().stop(); });
+  // Spans as (phase, track, batch, begin, end), times as of time.perf_counter_ns; counts of the
+  // batches; how many of either were dropped.
+  pool.def("trace_take", [](CorePool& self) {
+    const Trace::Taken taken = self.store().trace().take();
+    nb::list spans, counts;
+    for (const TraceSpan& s : taken.spans) {
+      spans.append(
+          nb::make_tuple(phase_name(s.phase), track_name(s.track), s.batch, s.begin_ns, s.end_ns));
+    }
+    for (const BatchCounts& c : taken.counts) counts.append(counts_dict(c));
+    return std::tuple(spans, counts, taken.dropped);
+  });
+}
+
 }  // namespace
 
 void bind_engine(nb::module_& module, nb::class_<CorePool>& pool) {
@@ -234,6 +265,7 @@ void bind_engine(nb::module_& module, nb::class_<CorePool>& pool) {
   bind_lookups(pool);
   bind_commits(pool);
   bind_state(pool);
+  bind_traces(pool);
 }
 
 }  // namespace tcxl

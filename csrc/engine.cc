@@ -91,6 +91,7 @@ void Engine::add_tables(Step& step) {
 
 uint64_t Engine::announce(const std::vector<GroupInput>& inputs) {
   store_.check_alive();
+  const Traced traced(trace(), Phase::kAnnounce, 0);
   std::shared_ptr<Step> step;
   {
     std::lock_guard lock(mutex_);
@@ -112,6 +113,7 @@ uint64_t Engine::announce(const std::vector<GroupInput>& inputs) {
 std::shared_ptr<Lookup> Engine::lookup(const GroupInput& input, float* out, bool is_training) {
   const Stopwatch watch;
   const Busy busy(window_.busy_ns);
+  const Traced traced(trace(), Phase::kLookup, committed_ + 1);
   const Group& spec = groups_[input.group];
   auto result = std::make_shared<Lookup>();
   {
@@ -210,6 +212,7 @@ std::shared_ptr<Step> Engine::merge(const std::vector<Part>& parts) {
 
 void Engine::prepare(const std::vector<Part>& parts, uint64_t through) {
   const Busy busy(window_.busy_ns);
+  const Traced traced(trace(), Phase::kPrepare, committed_ + 1);
   store_.check_alive();
   check_background();
   for (const Part& part : parts) {

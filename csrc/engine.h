@@ -26,6 +26,7 @@
 #include "journal.h"
 #include "relaxed_lookup.h"
 #include "rewind.h"
+#include "row_history.h"
 #include "snapshot.h"
 #include "step.h"
 #include "stopwatch.h"
@@ -148,6 +149,9 @@ class Engine {
   uint64_t log_used_bytes();
   Stats stats();
   Workers& workers() { return workers_; }
+  // For a profile. What nobody takes beyond spans_max spans is dropped and counted.
+  void start_trace(uint64_t spans_max);
+  Trace& trace() { return store_.trace(); }
 
  private:
   using Lock = std::unique_lock<std::mutex>;
@@ -189,6 +193,7 @@ class Engine {
   void choose_form(const Step& step);
   uint64_t log_block_rows(const Step& step, size_t t) const;
   [[noreturn]] void fail_damaged_row(const Table& table, uint64_t row);
+  void count_batch(const Step& step, uint64_t slot_bytes);
   layout::Slot next_slot(uint64_t batch) const;
   void finish_generation();
   void detach_snapshot();
@@ -248,6 +253,8 @@ class Engine {
     uint64_t row_begin, row_end;
   };
   std::vector<Chunk> chunks_;
+  std::unique_ptr<RowHistory> history_;  // while a profile is taken
+  UpdateTimes update_times_;             // of the newest update, then
   std::thread thread_;
 };
 

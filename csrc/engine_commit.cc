@@ -35,6 +35,7 @@ constexpr double kReturnMargin = 1.5;     // so that the choice does not swing
 void Engine::wait_for_generation(Lock& lock) {
   if (!dense_.is_writing()) return;
   const Stopwatch watch;
+  const Traced traced(trace(), Phase::kDenseWait, committed_ + 1);
   changed_.wait(lock, [&] {
     const uint64_t newest = dense_.newest() ? dense_.newest()->header.batch : 0;
     return !dense_.is_writing() || newest + 2 * dense_every_ > committed_ + 1 || has_stopped();
@@ -69,6 +70,8 @@ void Engine::plan_chunks(const Step& step) {
 void Engine::update(Step& step, const std::vector<RowSettings>& settings, float grad_scale,
                     bool hand_over, const JournalFrame* frame) {
   plan_chunks(step);
+  const bool is_timed = trace().is_on();
+  std::atomic<uint64_t> log_ns = 0, reduce_ns = 0, all_ns = 0;
   std::atomic<const Chunk*> damaged = nullptr;
   uint64_t damaged_row = 0;
   std::vector<const RecordColumns*> after(step.num_tables, nullptr);
@@ -104,13 +107,17 @@ void Engine::update(Step& step, const std::vector<RowSettings>& settings, float 
         constexpr uint64_t kNone = ~0ull;
         uint64_t bad_row = kNone;
         job.damaged_row = &bad_row;
+        UpdateTimes times;
+        if (is_timed) job.times = &times, job.clock = &Trace::now;
         update_rows(job, chunk.row_begin, chunk.row_end);
+        if (is_timed) log_ns += times.log_ns, reduce_ns += times.reduce_ns, all_ns += times.all_ns;
         const Chunk* none = nullptr;
         if (bad_row != kNone && damaged.compare_exchange_strong(none, &chunk))
           damaged_row = bad_row;
         if (!has_fault(Fault::kNoRowFence)) store_.persistence().fence();
       },
       step.num_lookups() >= kWorthSharing);
+  update_times_ = {log_ns, reduce_ns, all_ns};
   if (damaged != nullptr)
     fail_damaged_row(store_.tables()[step.tables[damaged.load()->table].table], damaged_row);
 }
@@ -163,6 +170,7 @@ layout::Slot Engine::next_slot(uint64_t batch) const {
 uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_scale,
                         const std::string& resume) {
   const Stopwatch whole;
+  Traced traced(trace(), Phase::kCommit, committed_ + 1);
   Lock lock(mutex_);
   store_.check_alive();
   check_background();
@@ -180,7 +188,9 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
     ensure_previous(lock, *step);
     TCXL_ASSERT(step->is_previous_logged);
     lock.unlock();
+    Traced waiting(trace(), Phase::kJournalWait, committed_ + 1);
     journal_->wait_before_update(*step, committed_ + 1);
+    waiting.end();
     frame = &journal_->begin_batch(*step);
     lock.lock();
   }
@@ -195,7 +205,9 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   Stopwatch watch;
   crash_point("commit: flag set");
   if (has_fault(Fault::kSlotBeforeRows)) store_.write_slot(next_slot(committed_ + 1), resume);
+  Traced updating_rows(trace(), Phase::kUpdate, committed_ + 1);
   update(*step, settings, grad_scale, hand_over, frame);
+  updating_rows.end();
   crash_point("commit: rows stored");
   if (has_fault(Fault::kStrayStore)) ++*store_.data().at<uint32_t>(store_.data().bytes() - 8);
   const uint64_t update_ns = watch.ns();
@@ -228,6 +240,9 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   window_.busy_ns += whole.ns();
   if (options_.undo_form == UndoForm::kAuto) choose_form(*step);
   changed_.notify_all();
+  lock.unlock();
+  traced.end();
+  if (trace().is_on()) count_batch(*step, sizeof(layout::Slot) + resume.size());
   return committed_;
 }
 

@@ -16,10 +16,13 @@ void Engine::capture(const std::string& resume, const std::vector<DenseLog::Part
   store_.check_alive();
   check_background();
   Stopwatch watch;
+  Traced waiting(trace(), Phase::kDenseWait, committed_);
   changed_.wait(lock, [&] { return !dense_.is_writing() || stop_ || has_stopped(); });
+  waiting.end();
   check_background();
   stats_.dense_wait_ns += watch.ns();
   watch = Stopwatch();
+  const Traced copying(trace(), Phase::kDenseCapture, committed_);
   dense_.capture(committed_, life_, resume, parts,
                  {options_.keep_dense, undo_.ring_bytes(), undo_.oldest()});
   last_captured_ = committed_;
@@ -140,14 +143,17 @@ bool Engine::may_write_dense() const {
 
 // The next slice of the dense generation; after the last one the header, which completes it.
 void Engine::background_dense(Lock& lock) {
+  const uint64_t batch = dense_.writing_batch();
   lock.unlock();
   const Stopwatch watch;
+  Traced traced(trace(), Phase::kDenseLog, batch);
   if (has_fault(Fault::kReclaimEarly))  // a slow medium: the ring must overtake the generation
     std::this_thread::sleep_for(std::chrono::milliseconds(30));
   const bool was_body_written = dense_.is_body_written();
   if (!was_body_written) dense_.write_slice();
   const bool completes = was_body_written || (dense_.is_body_written() && journal_ == nullptr);
   if (completes) dense_.complete();
+  traced.end();
   const uint64_t ns = watch.ns();
   lock.lock();
   stats_.background_dense_ns += ns;

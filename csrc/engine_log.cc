@@ -103,6 +103,7 @@ void Engine::set_flag_if_complete(Step& step) {
 }
 
 void Engine::ensure_sorted(Lock& lock, Step& step) {
+  Traced traced(trace(), Phase::kSort, committed_ + 1);
   changed_.wait(lock, [&] { return !step.is_sorting || has_stopped(); });
   check_background();
   if (step.is_sorted) return;
@@ -116,6 +117,7 @@ void Engine::ensure_sorted(Lock& lock, Step& step) {
 
 void Engine::ensure_flag(Lock& lock, Step& step) {
   const Stopwatch watch;
+  const Traced traced(trace(), Phase::kFlagWait, committed_ + 1);
   while (step.log != LogState::kComplete) {
     check_background();
     if (step.log == LogState::kWriting) {
@@ -193,6 +195,7 @@ bool Engine::can_log_previous(const Step& step) const {
 
 void Engine::log_previous(Step& step) {
   if (!can_log_previous(step)) return;
+  const Traced traced(trace(), Phase::kFirstLog, step.batch);
   journal_->log_previous(step);
   step.is_previous_logged = true;
 }
@@ -227,10 +230,12 @@ bool Engine::background_sort(Lock& lock) {
     const std::shared_ptr<Step> step = queue_[i];
     if (step->is_sorted || step->is_sorting) continue;
     step->is_sorting = true;
+    Traced traced(trace(), Phase::kSort, committed_ + 1 + i);
     lock.unlock();
     const Stopwatch watch;
     sort(*step, false);
     const uint64_t ns = watch.ns();
+    traced.end();
     log_previous(*step);
     lock.lock();
     step->is_sorting = false;
@@ -260,6 +265,7 @@ bool Engine::background_log(Lock& lock) {
       return false;
     }
     const Stopwatch watch;
+    Traced traced(trace(), Phase::kUndoLog, step->batch);
     if (before) {
       step->overlap_pending = true;
       lock.unlock();
@@ -282,6 +288,7 @@ bool Engine::background_log(Lock& lock) {
     lock.unlock();
     copy_rows(*step, all);
     const uint64_t ns = watch.ns();
+    traced.end();
     lock.lock();
     step->background_ns += ns;
     step->log = LogState::kComplete;
@@ -295,6 +302,7 @@ bool Engine::background_log(Lock& lock) {
 
 void Engine::background() {
   FloatMode float_mode;
+  Trace::name_thread(Track::kLogWriter);
   Lock lock(mutex_);
   try {
     while (!stop_) {

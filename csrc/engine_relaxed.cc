@@ -68,10 +68,12 @@ bool Engine::background_early(Lock& lock) {
   if (step->early.base == committed_) return false;  // begun before: the commit takes the rest
   begin_early(*step);
   early_ = step;
+  Traced traced(trace(), Phase::kEarlyLookup, committed_ + 2);
   lock.unlock();
   const Stopwatch watch;
   take_early_blocks(*step);
   const uint64_t ns = watch.ns();
+  traced.end();
   lock.lock();
   early_.reset();
   stats_.background_early_ns += ns;
@@ -93,6 +95,7 @@ void Engine::cancel_early(Lock& lock, const Step* wanted) {
 void Engine::finish_early(Lock& lock) {
   if (!options_.is_relaxed) return;
   const Stopwatch watch;
+  const Traced traced(trace(), Phase::kEarlyWait, committed_ + 2);
   const std::shared_ptr<Step> step = queue_.size() > 1 && queue_[1]->id != 0 ? queue_[1] : nullptr;
   cancel_early(lock, step.get());
   if (step) {
@@ -136,6 +139,7 @@ void Engine::look_up_relaxed(const Lookup& lookup, float* out) {
     pool_late(batch, out);
     return;
   }
+  const Traced traced(trace(), Phase::kCorrect, committed_ + 1);
   const float* pooled = step->early.pooled[lookup.index].data();
   const int64_t stride = groups_[batch.group].stride;
   std::atomic<uint64_t> corrected{0};

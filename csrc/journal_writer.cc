@@ -52,6 +52,7 @@ bool Journal::write_queue(Lock& lock) {
   if (planned.empty()) return false;
   const uint64_t ring = file_.slot()->ring_offset, acked = acked_lsn_;
   lock.unlock();
+  Traced writing(store_.trace(), Phase::kJournalWrite, batch);
   for (const Planned& p : planned) {
     if (p.skip_bytes > 0)
       file_.write_skip(ring + p.skip_offset, p.skip_bytes, p.lsn - 1, life_, acked);
@@ -59,8 +60,11 @@ bool Journal::write_queue(Lock& lock) {
     p.frame->header.acked_lsn = acked;
     file_.write_frame(*p.frame, ring + p.offset);
   }
+  writing.end();
   crash_point("journal: frames written");
+  Traced syncing(store_.trace(), Phase::kJournalSync, batch);
   if (!has_fault(Fault::kJournalNoSync)) file_.sync();
+  syncing.end();
   lock.lock();
   for (const Planned& p : planned) {
     stats_.journal_bytes += p.frame->header.bytes;
@@ -150,6 +154,7 @@ void Journal::note_failure(const std::string& what) {
 }
 
 void Journal::run_writer() {
+  Trace::name_thread(Track::kJournalWriter);
   Lock lock(mutex_);
   try {
     while (true) {
@@ -175,6 +180,7 @@ void Journal::run_writer() {
 // Syncs the tables for a checkpoint. May take seconds; nothing but the cut of the ring waits for
 // it.
 void Journal::run_data_sync() {
+  Trace::name_thread(Track::kTableSync);
   Lock lock(mutex_);
   auto is_wanted = [&] { return checkpoint_.is_active && !checkpoint_.is_data_synced; };
   while (true) {
@@ -182,8 +188,10 @@ void Journal::run_data_sync() {
     if (stop_ || !failure_.empty()) return;
     lock.unlock();
     const Stopwatch watch;
+    Traced traced(store_.trace(), Phase::kTableSync, 0);
     crash_point("data: sync");
     const int error = sync_file_data(store_.data().fd()) == 0 ? 0 : errno;
+    traced.end();
     crash_point("data: synced");
     lock.lock();
     stats_.data_sync_ns += watch.ns();

@@ -42,6 +42,7 @@ const char* isa_name(Isa);
 // fences.
 using FlushFunction = void (*)(const void* p, size_t bytes);
 using FenceFunction = void (*)();
+using ClockFunction = uint64_t (*)();  // nanoseconds
 
 // A table: weights [rows][dim] and optimizer state [rows][state_floats()], both row-major and
 // contiguous.
@@ -148,6 +149,11 @@ struct CorrectJob {
 // lookups of one in their order. Returns the number of these lookups.
 uint64_t correct_lookups(const CorrectJob& job);
 
+// What the sampled blocks of an update took: copies to logs, sums of gradients, all of it.
+struct UpdateTimes {
+  uint64_t log_ns = 0, reduce_ns = 0, all_ns = 0;
+};
+
 struct UpdateJob {
   TableView table;
   const TableLookups* lookups = nullptr;
@@ -173,6 +179,9 @@ struct UpdateJob {
   // Tables with checksums: takes the number of a row whose bytes are not those of its checksum. It
   // and the rows beside it stay as they are.
   uint64_t* damaged_row = nullptr;
+  // For a profile: takes the time of every eighth block, read from `clock`. nullptr: none.
+  UpdateTimes* times = nullptr;
+  ClockFunction clock = nullptr;
 };
 
 // Tables with checksums: sets those of rows [begin, end).

@@ -202,6 +202,34 @@ TCXL_NOINLINE void flush_block(const UpdateJob& job, const Block& block) {
   }
 }
 
+// The time of a part, of blocks that are sampled.
+struct Lap {
+  const UpdateJob& job;
+  bool is_on;
+  uint64_t last = 0;
+
+  TCXL_INLINE Lap(const UpdateJob& j, bool on) : job(j), is_on(on) {
+    if (is_on) last = job.clock();
+  }
+  TCXL_INLINE void take(uint64_t UpdateTimes::* part) {
+    if (!is_on) return;
+    const uint64_t now = job.clock();
+    job.times->*part += now - last;
+    job.times->all_ns += now - last;
+    last = now;
+  }
+  TCXL_INLINE void take() {
+    if (!is_on) return;
+    const uint64_t now = job.clock();
+    job.times->all_ns += now - last;
+    last = now;
+  }
+};
+
+TCXL_INLINE bool is_sampled(const UpdateJob& job, uint64_t block) {
+  return job.times != nullptr && block % 8 == 0;
+}
+
 TCXL_INLINE void update_blocks(const UpdateJob& job, const RowLookups& lookups, uint64_t row_begin,
                                uint64_t row_end, const Ahead& ahead, HandOff& waiting) {
   GradBlock sums;
@@ -209,18 +237,23 @@ TCXL_INLINE void update_blocks(const UpdateJob& job, const RowLookups& lookups, 
   const uint64_t step = rows_per_block(table.dim);
   for (uint64_t r = row_begin; r < row_end; r += step) {
     const uint64_t end = r + step < row_end ? r + step : row_end;
+    Lap lap(job, is_sampled(job, r / step));
     sum_grad_block(lookups, job.grad, table.dim, r, end, ahead, &sums);
+    lap.take(&UpdateTimes::reduce_ns);
     const Block block{lookups.rows + r, end - r, sums.sum, padded_dim(table.dim)};
     if (table.has_check && !is_whole(job, block)) continue;
     apply_block(job, block);
     if (table.has_check) store_checks(job, block);
+    lap.take();
     crash_point("update: rows");
     if (job.after != nullptr) copy_after(job, block.rows, r, block.count);
     if (job.next_record != nullptr) {
       hand_off_block(job, block.rows, job.next_record + r, block.count, waiting);
     }
+    lap.take(&UpdateTimes::log_ns);
     crash_point("update: handed over");
     if (job.flush != nullptr) flush_block(job, block);
+    lap.take();
   }
 }
 
@@ -249,7 +282,9 @@ void update_rows_kernel(const UpdateJob& job, const RowLookups& lookups, uint64_
     const uint64_t step = job.log_block_rows;
     for (uint64_t r = row_begin; r < row_end; r += step) {
       const uint64_t end = r + step < row_end ? r + step : row_end;
+      Lap lap(job, is_sampled(job, r / step));
       log_block(job, lookups, r / step, r, end);
+      lap.take(&UpdateTimes::log_ns);
       update_blocks(job, lookups, r, end, Ahead{}, waiting);
     }
   } else {

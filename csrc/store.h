@@ -14,6 +14,7 @@
 #include "kernels.h"
 #include "layout.h"
 #include "media.h"
+#include "trace.h"
 
 namespace tcxl {
 
@@ -116,6 +117,7 @@ class Store {
     write_again(data_.base(), data_.bytes());
   }
   const std::string& creation_note() const { return creation_note_; }
+  Trace& trace() { return trace_; }
   uint64_t max_life() const { return slot_ ? slot_->life : 0; }
   template <typename T>
   uint32_t checksum(const T& structure) const {  // over everything before the trailing crc
@@ -160,6 +162,7 @@ class Store {
   std::string poisoned_;
   mutable bool is_told_ = false;
   std::string creation_note_;
+  Trace trace_;  // of engine and journal
   int lock_slot_ = -1;
 };
 

@@ -14,6 +14,7 @@ _HOME = {
     "EmbeddingBagConfig": "nn",
     "FaultTolerantRun": "checkpoint",
     "Pool": "pool",
+    "Profile": "profile",
     "SparseFeatures": "nn",
     "errors": "errors",
     "inspect": "pool",

@@ -95,6 +95,10 @@ class RunSettings(_Section):
         choices=("auto", "cpu", "cuda"),
     )
 
+    strict: bool = _key(
+        False, "another torch, CPU or thread count than the pool's is an error", effect=Effect.NONE
+    )
+
     def __post_init__(self) -> None:
         """Check that `dense_every` is auto or a count."""
         _Section.__post_init__(self)
@@ -124,6 +128,12 @@ class DenseSettings(_Section):
 
     optimizer: str = _key("adam", "optimizer of the dense part", choices=("adam", "sgd", "adagrad"))
     lr: float = _key(0.001, "learning rate of the dense part")
+    gemm: str = _key(
+        "auto",
+        "matrix products on a CPU; auto measures once and keeps the faster: mkl is torch's own",
+        effect=Effect.ROUNDING,
+        choices=("auto", "mkl", "onednn"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,6 +22,7 @@ from trainingcxl.data.dataset import Jagged
 from trainingcxl.errors import ConfigError, DataError, PoolError, PoolLocked, RecoveryError
 from trainingcxl.metrics import Metrics, measure
 from trainingcxl.models import DLRM
+from trainingcxl.models.linear import has_onednn, set_gemm
 from trainingcxl.nn import EmbeddingBagCollection, EmbeddingBagConfig
 from trainingcxl.pool import Pool
 from trainingcxl.resume import environment, restore_dense
@@ -370,6 +371,8 @@ class TrainedPool(AbstractContextManager["TrainedPool"]):
             top=widths("model.top", settings.top),
         )
         restore_dense(self.pool, model, None, {}, self._record)
+        is_onednn = self.settings.dense.gemm == "onednn" and has_onednn()
+        set_gemm(model, "onednn" if is_onednn else "mkl")
         return model.to(self._device)
 
 

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "Recorded",
     "changed_environment",
     "check_settings",
+    "cpu_model",
     "environment",
     "optimizer_state",
     "restore_dense",
@@ -95,8 +97,25 @@ def environment(lookup: str | None = None) -> dict[str, Any]:
         "torch": torch.__version__,
         "dense_threads": torch.get_num_threads(),
         "machine": platform.machine(),
+        "cpu_model": cpu_model(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
     }
+
+
+@cache  # every commit records it
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Name, family and model of the CPU as the kernel tells them; libraries choose their code by
+    them. A stepping makes no difference.
+    """
+    try:
+        first = cpuinfo.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        return platform.machine()
+    parts = (line.partition(":") for line in first.splitlines())
+    fields = {key.strip(): value.strip() for key, _, value in parts}
+    name = fields.get("model name") or fields.get("CPU implementer") or platform.machine()
+    numbers = [fields.get(key) for key in ("cpu family", "model", "CPU part")]
+    return " ".join([name, *(number for number in numbers if number)])
 
 
 def changed_environment(pool: Pool, recorded: Mapping[str, Any], *, is_error: bool) -> list[str]:

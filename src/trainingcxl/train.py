@@ -5,6 +5,8 @@ the loop. What both need before the first batch is in `train_setup.py`.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from math import isfinite, isnan, nan
 from typing import Any
@@ -22,15 +24,18 @@ from trainingcxl.metrics import Metrics, measure
 from trainingcxl.models import DLRM
 from trainingcxl.nn import EmbeddingBagCollection
 from trainingcxl.pool import Pool
+from trainingcxl.profile import Profile, ProfileRequest
 from trainingcxl.setting_values import widths
 from trainingcxl.train_setup import (
     Report,
     Stop,
     check_settings,
+    choose_gemm,
     is_finished,
     make_dense_optimizer,
     make_row_optimizer,
     make_tables,
+    model_shape,
     num_threads,
     open_source,
     open_training_pool,
@@ -44,13 +49,16 @@ __all__ = ["EarlyStopping", "Training", "learning_rate_factor", "train"]
 _SKIPPED_IN_A_ROW_MAX = 10
 
 
-def train(settings: Settings, report: Report, stop: Stop) -> Metrics | None:
+def train(
+    settings: Settings, report: Report, stop: Stop, profile: ProfileRequest | None = None
+) -> Metrics | None:
     """Train as the settings say, or go on where an earlier run of the same settings stopped.
 
     Args:
         settings: What to train, on what, and in which pool.
         report: Told of everything that a user may want to know.
         stop: Asked between batches; on its request all that is committed is made durable.
+        profile: Where the time of the batches goes is to be measured.
 
     Returns:
         Quality on the held-out samples at the end; None if none are held out, if the run had been
@@ -71,7 +79,7 @@ def train(settings: Settings, report: Report, stop: Stop) -> Metrics | None:
     with open_training_pool(settings, data, report) as pool:
         if pool.resume_record is not None:
             check_settings(pool.resume_record, settings, data, report)
-        training = Training(settings, data, pool, device, report, stop)
+        training = Training(settings, data, pool, device, report, stop, profile)
         with stop.deferred():
             return training.go_on()
 
@@ -87,6 +95,7 @@ class Training:
         device: torch.device,
         report: Report,
         stop: Stop,
+        profile: ProfileRequest | None = None,
     ) -> None:
         """Build model and optimizers, and restore them from the pool if it holds a run."""
         self.settings, self.report, self.stop, self.device = settings, report, stop, device
@@ -112,6 +121,8 @@ class Training:
             top=widths("model.top", settings.model.top),
             seed=settings.run.seed,
         ).to(device)
+        gemm = choose_gemm(self.model, settings, pool.resume_record, device, report)
+        self.settings = settings = settings.with_values({"dense.gemm": gemm})
         self.dense_optimizer = make_dense_optimizer(settings.dense, self.model.parameters())
         self.early_stopping = EarlyStopping(settings.eval.patience)
         self._set_learning_rates(max(0, _trained(pool, len(self.loader)) - 1))
@@ -125,7 +136,10 @@ class Training:
             settings=fixed,
             remarks=free,
             dense_every=every if every == "auto" else int(every),
+            strict=settings.run.strict,
         )
+        self.profile = profile
+        self.model_shape = model_shape(settings, data) if profile else None
         for notice in self.run.notices:
             report.event("notice", text=notice)
         self.metrics: Metrics | None = None
@@ -146,7 +160,8 @@ class Training:
         if self.settings.eval.patience:
             self._evaluate_if_due()  # the last life may have ended between a batch and this
         if not self._is_over():
-            self._train()
+            with self._profiled():
+                self._train()
         if self.metrics is None:
             self._evaluate()
         if self.stop.requested:
@@ -157,6 +172,24 @@ class Training:
             self.run.finish()
         self._report_result()
         return self.metrics
+
+    @contextmanager
+    def _profiled(self) -> Iterator[None]:
+        """Take the profile that was asked for, and show it."""
+        if self.profile is None:
+            yield
+            return
+        profile = Profile(
+            self.run,
+            self.profile.out,
+            batches=self.profile.batches,
+            tensorboard=self.profile.tensorboard,
+            model=self.model_shape,
+        )
+        with profile:
+            yield
+        self.report.show(profile.table())
+        self.report.event("profile", batches=profile.totals.batches, file=str(self.profile.out))
 
     def _train(self) -> None:
         self.pace.mark()

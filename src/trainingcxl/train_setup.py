@@ -3,14 +3,14 @@
 import json
 import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainingcxl import optim
 from trainingcxl.config import (
@@ -24,19 +24,22 @@ from trainingcxl.config import (
 )
 from trainingcxl.data import Dataset, open_data, split_dataset
 from trainingcxl.errors import ConfigError, PoolError, RecoveryError
+from trainingcxl.models.linear import Timing, has_onednn, layer_flops, measure_gemms, set_gemm
 from trainingcxl.nn import EmbeddingBagConfig
 from trainingcxl.pool import Pool, inspect
-from trainingcxl.setting_values import hash_sizes
+from trainingcxl.setting_values import hash_sizes, widths
 
 __all__ = [
     "Report",
     "Silent",
     "Stop",
     "check_settings",
+    "choose_gemm",
     "is_finished",
     "make_dense_optimizer",
     "make_row_optimizer",
     "make_tables",
+    "model_shape",
     "num_threads",
     "open_source",
     "open_training_pool",
@@ -44,6 +47,9 @@ __all__ = [
     "settings_to_record",
     "split_data",
 ]
+
+_WORTH_CHANGING = 1.1  # less is noise, and torch's own is what people compare with
+_FLOPS_MIN = 200_000_000  # of a step; below, calls cost more than products
 
 
 class Report(Protocol):
@@ -54,6 +60,9 @@ class Report(Protocol):
 
     def progress(self, work: str, done: int, total: int, **values: Any) -> None:
         """Take note of how far a long piece of work has come."""
+
+    def show(self, text: str) -> None:
+        """Show a text of several lines to people."""
 
 
 class Stop(Protocol):
@@ -76,6 +85,9 @@ class Silent:
         """Let it pass."""
 
     def progress(self, work: str, done: int, total: int, **values: Any) -> None:
+        """Let it pass."""
+
+    def show(self, text: str) -> None:
         """Let it pass."""
 
     def deferred(self) -> AbstractContextManager[None]:
@@ -152,6 +164,81 @@ def make_dense_optimizer(
     if dense.optimizer == "adagrad":
         return torch.optim.Adagrad(parameters, lr=dense.lr)
     return torch.optim.Adam(parameters, lr=dense.lr)
+
+
+def choose_gemm(
+    model: nn.Module,
+    settings: Settings,
+    record: Mapping[str, Any] | None,
+    device: torch.device,
+    report: Report,
+) -> str:
+    """Choose the matrix products of the dense part, and say so.
+
+    Args:
+        model: Its layers are timed where nothing else decides, and set.
+        settings: What is asked for.
+        record: The pool's resume record, None for a new run. The same products are used again;
+            they are never measured anew, as that might change the bits.
+        device: Of the dense part.
+        report: Told of the choice and of what was measured.
+
+    Returns:
+        mkl or onednn.
+
+    Raises:
+        ConfigError: This torch has no oneDNN, and it was asked for.
+    """
+    times: dict[str, Timing] = {}
+    chosen, why = settings.dense.gemm, "set"
+    if chosen == "auto" and record is not None:
+        chosen, why = _recorded_gemm(record), "as the pool was trained"
+    elif chosen == "auto" and (device.type != "cpu" or not has_onednn()):
+        chosen, why = "mkl", "no other for this device and torch"
+    elif chosen == "auto" and layer_flops(model, settings.run.batch_size) < _FLOPS_MIN:
+        chosen, why = "mkl", "the products are too small to matter"
+    elif chosen == "auto":
+        times = measure_gemms(model, settings.run.batch_size)
+        is_faster = times["mkl"].is_beaten_by(times["onednn"], _WORTH_CHANGING)
+        chosen, why = "onednn" if is_faster else "mkl", "measured"
+    if chosen == "onednn" and not has_onednn():
+        what = f"torch {torch.__version__} has no oneDNN for matrix products"
+        if record is None or settings.dense.gemm != "auto" or settings.run.strict:
+            raise ConfigError(
+                f"dense.gemm is 'onednn', but {what}\n"
+                "  do:    use --dense-gemm mkl, or another torch"
+            )
+        notice = f"the pool was trained with oneDNN, but {what}: the last bits may differ"
+        report.event("notice", text=notice)
+        chosen = "mkl"
+    set_gemm(model, chosen)
+    figures = {f"{name}_ms": round(spent.median, 3) for name, spent in times.items()}
+    report.event("dense_gemm", chosen=chosen, why=why, **figures)
+    return chosen
+
+
+def _recorded_gemm(record: Mapping[str, Any]) -> str:
+    return str(record["volatile"]["remarks"].get("dense.gemm", "mkl"))  # before it was recorded
+
+
+def model_shape(settings: Settings, data: Dataset) -> dict[str, Any]:
+    """Describe the model as `trainingcxl simulate` reads it; lists of ids by their mean length."""
+    head = data.read(np.arange(min(data.num_samples, 4096), dtype=np.int64))
+    dim = settings.model.embedding_dim
+    lookups = {
+        name: max(1, round(float(np.mean(ids.lengths)))) for name, ids in head.jagged.items()
+    }
+    return {
+        "name": "trained",
+        "batch": settings.run.batch_size,
+        "interaction": settings.model.interaction,
+        "bottom": [max(data.num_dense, 1), *widths("model.bottom", settings.model.bottom), dim],
+        "top": [*widths("model.top", settings.model.top), 1],
+        "table": [
+            {"count": 1, "rows": f.cardinality, "lookups": lookups.get(f.name, 1), "dim": dim}
+            for f in data.features
+        ],
+    }
 
 
 def settings_to_record(settings: Settings, data: Dataset) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -301,6 +388,9 @@ def check_settings(
         ConfigError: Names each setting that changes the result, with both values.
     """
     recorded = record["settings"] | record["volatile"]["remarks"]
+    recorded.setdefault("dense.gemm", _recorded_gemm(record))
+    if settings.dense.gemm == "auto":
+        settings = settings.with_values({"dense.gemm": recorded["dense.gemm"]})
     if "data.fingerprint" not in recorded:
         raise RecoveryError(
             f"pool {settings.pool.path!r} was not trained by 'trainingcxl train'\n"

@@ -199,6 +199,31 @@ def test_profile_that_breaks_the_partial_order_is_reported(moved, sentence, tmp_
     assert any(sentence.replace("before dense", "before top") in text for text in found), found
 
 
+def test_announced_log_may_begin_before_the_lookup_but_not_before_the_last_but_one_update(
+    tmp_path, hardware
+):
+    early = [("log_rows", 0.0, 1.0), *ORDERED[2:], ("lookup", 1.5, 2.0)]
+    path = profile_file(tmp_path, early, log="announced")
+    assert order_violations(read_profile(path), hardware) == []
+    assert order_violations(read_profile(profile_file(tmp_path, early)), hardware) != []
+    spans = [
+        {"batch": batch, "phase": phase, "start": start, "end": end}
+        for batch, phase, start, end in [(0, "update", 0.0, 0.5), (2, "log_rows", 0.2, 0.6)]
+    ]
+    (found,) = order_violations(
+        read_profile(profile_file(tmp_path, log="announced", spans=spans)), hardware
+    )
+    assert "log_rows started 0.300000 s before update of batch 0" in found
+
+
+def test_distinct_rows_are_taken_as_counted(tmp_path, hardware):
+    path = profile_file(tmp_path, locality={"reuse": 0.5, "unique_share": 0.4})
+    found, _ = project(read_profile(path), hardware)
+    assert "distinct rows" in found[0].measured
+    cxl = next(p for p in found if p.system == "CXL").result
+    assert cxl.bytes_moved["pmem write"] == pytest.approx(2 * 0.4 * 419_430_400, rel=0.01)
+
+
 def test_log_may_overlap_the_dense_part_but_not_the_last_update(tmp_path, hardware):
     spans = [("lookup", -1.0 + 1.0, 2.0), ("log_rows", 2.0, 8.0), *ORDERED[2:]]
     assert order_violations(read_profile(profile_file(tmp_path, spans)), hardware) == []
@@ -210,6 +235,7 @@ def test_log_may_overlap_the_dense_part_but_not_the_last_update(tmp_path, hardwa
         ({"schema": 2}, "'schema' is not 1"),
         ({"system": "PMEM"}, "one of CXL-B, CXL"),
         ({"speed": 1}, "'speed' is unknown"),
+        ({"log": "early"}, "'log' is 'early'"),
         ({"model": "RM9"}, "'RM9'"),
         ({"model": 3}, "'model' is 3"),
         ({"batches": 0}, "'batches' is 0"),

@@ -29,6 +29,9 @@ class Reporter(Protocol):
     def progress(self, work: str, done: int, total: int, **values: Any) -> None:
         """Say how far `work` has come, in units of its own; it is over when `done == total`."""
 
+    def show(self, text: str) -> None:
+        """Show a text of several lines to people."""
+
     def __enter__(self) -> "Reporter":
         """Start to report."""
 
@@ -88,6 +91,10 @@ class LineReporter:
         if self._throttle.passes(work, is_last=done == total):
             self.event("progress", work=work, done=done, total=total, **values)
 
+    def show(self, text: str) -> None:
+        """Write the text as it is."""
+        print(text, file=self._stream, end="", flush=True)
+
 
 class JsonReporter(LineReporter):
     """Writes one JSON object a line; its first key is `event`. What is not a number is null."""
@@ -96,6 +103,9 @@ class JsonReporter(LineReporter):
         """Write the event."""
         finite = {key: _finite(value) for key, value in values.items()}
         print(json.dumps({"event": name, **finite}), file=self._stream, flush=True)
+
+    def show(self, text: str) -> None:
+        """Leave it out: every line is an event."""
 
 
 class TerminalReporter:
@@ -133,6 +143,10 @@ class TerminalReporter:
         if work not in self._tasks:
             self._tasks[work] = self._bars.add_task(work, total=total, values="")
         self._bars.update(self._tasks[work], completed=done, total=total, values=_short(values))
+
+    def show(self, text: str) -> None:
+        """Print the text above the bars."""
+        self._console.print(text, markup=False, highlight=False, end="")
 
 
 def key_values(values: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ _FLAGS = {
     "durability": "pool.durability",
     "dense_every": "run.dense_every",
     "device": "run.device",
+    "dense_gemm": "dense.gemm",
 }
 
 
@@ -51,6 +52,7 @@ def let_threads_sleep() -> None:
 @click.option("--durability", metavar="LEVEL", help="process (kill -9) or power.")
 @click.option("--dense-every", metavar="K", help="Batches between logs of the dense part, or auto.")
 @click.option("--device", metavar="NAME", help="Of the dense part: auto, cpu, cuda.")
+@click.option("--dense-gemm", metavar="NAME", help="Matrix products on a CPU: auto, mkl, onednn.")
 @click.option(
     "--config",
     "config_file",
@@ -59,12 +61,33 @@ def let_threads_sleep() -> None:
 )
 @click.option("--set", "assignments", metavar="KEY=VALUE", multiple=True, help="Any setting.")
 @click.option("--fresh", is_flag=True, help="Discard what the pool holds and start over.")
+@click.option(
+    "--profile",
+    "profile_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write where time and bytes go: JSON, and a trace for ui.perfetto.dev.",
+)
+@click.option(
+    "--profile-batches",
+    type=click.IntRange(min=0),
+    default=100,
+    show_default=True,
+    help="Batches the profile keeps one by one; later ones are summed up.",
+)
+@click.option(
+    "--tensorboard",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder for scalars of the profile.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one event a line.")
 @click.option("--show-config", is_flag=True, help="Print every setting and its meaning, and stop.")
 def command(
     config_file: Path | None,
     assignments: tuple[str, ...],
     fresh: bool,
+    profile_file: Path | None,
+    profile_batches: int,
+    tensorboard: Path | None,
     as_json: bool,
     show_config: bool,
     **flags: Any,
@@ -91,8 +114,10 @@ def command(
         # Torch takes seconds to import: only now, when everything that could be wrong with the
         # command line has been said, and a word is on the screen.
         from trainingcxl.pool import Pool
+        from trainingcxl.profile import ProfileRequest
         from trainingcxl.train import train
 
+        profile = ProfileRequest(out=profile_file, batches=profile_batches, tensorboard=tensorboard)
         if fresh:
             Pool.discard(settings.pool.path)
-        train(settings, report, stop)
+        train(settings, report, stop, profile if profile_file or tensorboard else None)

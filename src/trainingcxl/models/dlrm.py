@@ -19,6 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from trainingcxl.models.linear import Linear
+
 __all__ = ["DLRM", "Embeddings"]
 
 
@@ -123,7 +125,7 @@ def _mlp(widths: Sequence[int], generator: torch.Generator) -> nn.Sequential:
     layers: list[nn.Module] = []
     for num_in, num_out in pairwise(widths):
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            linear = nn.Linear(num_in, num_out)  # draws values of its own, replaced at once
+            linear = Linear(num_in, num_out)  # draws values of its own, replaced at once
             linear.weight.normal_(0.0, sqrt(2.0 / (num_in + num_out)), generator=generator)
             linear.bias.normal_(0.0, sqrt(1.0 / num_out), generator=generator)
         layers += [linear, nn.ReLU()]

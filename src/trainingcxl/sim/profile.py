@@ -15,6 +15,7 @@ from trainingcxl.sim.errors import ParameterError, parameter_error
 from trainingcxl.sim.gpu import dense_times
 from trainingcxl.sim.hardware import Hardware
 from trainingcxl.sim.parameters import nearest
+from trainingcxl.sim.schedule import Edge
 from trainingcxl.sim.simulate import Result, simulate
 from trainingcxl.sim.systems import SYSTEMS, System, build_schedule
 from trainingcxl.sim.workload import Model, find_model, model_from
@@ -42,7 +43,33 @@ PHASES = (
     "update",
     "dense",
 )
-_KEYS = ("schema", "system", "model", "medium", "batches", "seconds", "phases", "spans", "locality")
+_KEYS = (
+    "schema",
+    "system",
+    "model",
+    "medium",
+    "log",
+    "batches",
+    "seconds",
+    "phases",
+    "spans",
+    "locality",
+)
+# What a measured file has beyond them, for people and for trace viewers.
+_PASSED_OVER = (
+    "traceEvents",
+    "displayTimeUnit",
+    "kind",
+    "durability",
+    "step",
+    "background",
+    "rows",
+    "bytes",
+    "write_amplification",
+    "per_batch",
+    "dropped_spans",
+)
+_LOGS = ("after lookup", "announced")
 _DENSE = ("bottom_forward", "top", "bottom_backward")
 # Clocks of threads are read at slightly different moments.
 _CLOCK_SLACK_S = 20e-6
@@ -63,6 +90,8 @@ class Profile:
     """A measured run: its model, per-batch phases, and when each phase of each batch ran.
 
     `spans` holds (batch, phase, start seconds, end seconds); `seconds` is the time of the run.
+    `log` says when the undo log of the rows may begin: "after lookup" as in the paper, or as soon
+    as the batch is "announced". `has_distinct_rows`: the locality has them as they were counted.
     """
 
     system: str
@@ -72,6 +101,8 @@ class Profile:
     seconds: float
     phases: Mapping[str, Phase]
     spans: tuple[tuple[int, str, float, float], ...]
+    log: str = "after lookup"
+    has_distinct_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,14 +189,18 @@ def read_profile(path: Path) -> Profile:
         ) from error
     if not isinstance(tree, dict) or tree.get("schema") != 1:
         raise parameter_error("key 'schema' is not 1", where=where, do="a profile of schema 1")
-    _known(tree, _KEYS, prefix="", where=where)
+    _known(tree, (*_KEYS, *_PASSED_OVER), prefix="", where=where)
     missing = [k for k in ("system", "model", "batches", "seconds", "phases") if k not in tree]
     if missing:
-        raise parameter_error(f"key '{missing[0]}' is missing", where=where, do="add it")
+        do = "give Profile(..., model=)" if missing[0] == "model" else "add it"
+        raise parameter_error(f"key '{missing[0]}' is missing", where=where, do=do)
     if tree["system"] not in ("CXL-B", "CXL"):
         raise parameter_error(
             f"key 'system' is {tree['system']!r}", where=where, do="one of CXL-B, CXL"
         )
+    log = tree.get("log", _LOGS[0])
+    if log not in _LOGS:
+        raise parameter_error(f"key 'log' is {log!r}", where=where, do=f"one of {_LOGS}")
     batches = _number(tree["batches"], key="batches", where=where)
     if batches < 1:
         raise parameter_error(f"key 'batches' is {batches}", where=where, do="at least 1")
@@ -178,6 +213,8 @@ def read_profile(path: Path) -> Profile:
         seconds=_number(tree["seconds"], key="seconds", where=where),
         phases={p.name: p for p in phases},
         spans=tuple(_span(s, where=where) for s in tree.get("spans", ())),
+        log=log,
+        has_distinct_rows="unique_share" in (tree.get("locality") or {}),
     )
 
 
@@ -197,7 +234,11 @@ def order_violations(profile: Profile, hardware: Hardware) -> list[str]:
     waits: dict[str, set[tuple[str, int]]] = {}
     for step in schedule.steps:
         waits[step.name] = set()
-        for edge in step.after:
+        after = step.after
+        if profile.log == "announced" and step.name == "log_rows":
+            # Rows that the batch before changes are handed over by its update.
+            after = (Edge("update", 2),)
+        for edge in after:
             behind = {(edge.step, edge.batches_back)}
             if edge.step not in present:
                 known = waits.get(edge.step, set())
@@ -240,7 +281,9 @@ def project(
     model = profile.model
     lookup, update = profile.phases.get("lookup"), profile.phases.get("update")
     measured = list(dense)
-    if lookup and update and lookup.bytes_read and update.bytes_written:
+    if profile.has_distinct_rows:
+        measured.append("distinct rows")
+    elif lookup and update and lookup.bytes_read and update.bytes_written:
         share = min(update.bytes_written / lookup.bytes_read, 1.0)
         model = model.with_locality(replace(model.locality, unique_share=share))
         measured.append("distinct rows")
