@@ -130,7 +130,7 @@ class CorePool {
       engine_->drop_announced();  // a loop over batches may end after the pool was closed
   }
   void start(const EngineOptions& options) {
-    if (journal_) journal_->configure(options.lag_max, options.journal_bytes);
+    if (journal_) journal_->configure(options.lag_max, options.journal_bytes, options.lookahead);
     engine_ = std::make_unique<Engine>(store_, undo_, dense_, journal_.get(), report_.resumed_batch,
                                        options);
   }
