@@ -230,8 +230,8 @@ void Span::forget() {
 void Span::map_tail(uint64_t from, uint64_t to) {
   from = from / layout::kPage * layout::kPage;
   int flags = MAP_FIXED | (is_private_ ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED);
-  const bool dax = medium_.kind == MediumKind::kDevDax ||
-                   (medium_.kind == MediumKind::kFsDax && medium_.file_system != "tmpfs");
+  const bool dax = (medium_.kind == MediumKind::kDevDax || medium_.kind == MediumKind::kFsDax) &&
+                   medium_.file_system != "tmpfs";
   if (dax && !is_private_) flags = MAP_FIXED | MAP_SHARED_VALIDATE | MAP_SYNC;
   if (is_device_view()) flags = MAP_FIXED | MAP_SHARED;
   void* p = ::mmap(base_ + from, to - from, is_device_view() ? PROT_READ : PROT_READ | PROT_WRITE,
