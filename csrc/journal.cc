@@ -113,7 +113,9 @@ void Journal::log_previous(Step& step) {
     if (bits.words == nullptr) {
       // calloc: pages of rows that never change cost nothing.
       bits.words.reset(static_cast<uint64_t*>(std::calloc(view.rows / 64 + 1, sizeof(uint64_t))));
-      if (bits.words == nullptr) fail_os(ENOMEM, "no memory for a bit a row");
+      if (bits.words == nullptr)
+        fail_os(ENOMEM, text("no memory for a bit a row of table '",
+                             store_.tables()[table.table].name, "'"));
     }
     const size_t before = rows.size();
     for (const uint64_t row : table.lookups.rows) {

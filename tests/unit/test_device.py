@@ -145,7 +145,7 @@ def test_without_the_device_its_option_is_named(device: Device) -> None:
     with device.open() as pool:
         train(pool, 2, 1)
     for look in (inspect, verify):
-        with pytest.raises(PoolError, match="holds no pool(.|\n)*--device"):
+        with pytest.raises(PoolError, match=r"holds no pool(.|\n)*--device"):
             look(device.path)
     assert "--device" in run("inspect", str(device.path)).output
     with pytest.raises(PoolError, match="a pool needs at least"):

@@ -30,6 +30,8 @@ def command(ctx: click.Context, pool: Path, device: str, as_json: bool) -> None:
         for damage in damages:
             click.echo(f"{damage.region}: {damage.what}\n  where: {damage.where}")
         click.echo(f"{pool}: {f'{len(damages)} damaged' if damages else 'no damage found'}")
+        if damages:
+            click.echo(f"do:    'trainingcxl repair {pool}' says what can be reached all the same")
         if not damages and not is_checked:
             click.echo("its rows have no checksums: damage in the tables would not be seen")
     if damages:

@@ -50,7 +50,9 @@ class Examination:
         if not self.points:
             raise RecoveryError(
                 f"nothing of pool '{path}' can be reached: what says where its rows stand is "
-                "damaged\n  state: nothing was changed\n  do:    restore it from a copy"
+                "damaged\n  state: nothing was changed\n"
+                f"  do:    restore it from a copy or a snapshot; 'trainingcxl verify {path}' lists "
+                "all damage"
             )
         if to is None:
             return next((point for point in self.points if point.is_exact), self.points[0])
