@@ -48,12 +48,18 @@ class CorePool {
   }
   Engine& engine() {
     check_owner();
-    if (!engine_) fail(ErrorKind::kPool, "pool '", store_.path(), "' is closed or was not started");
+    if (!engine_) {
+      fail(ErrorKind::kPool, "pool '", store_.path(),
+           "' is closed or was not started\n  do:    open it again");
+    }
     return *engine_;
   }
   void begin_snapshot(const std::string& path) {
     const bool reads = store_.is_read_only();  // then the slot's record is not the recovered one
-    if (!store_.slot()) fail(ErrorKind::kPool, "pool '", store_.path(), "' has no batch yet");
+    if (!store_.slot()) {
+      fail(ErrorKind::kPool, "pool '", store_.path(),
+           "' has no batch yet\n  do:    train first; FaultTolerantRun commits batch 0");
+    }
     engine().begin_snapshot(path, reads ? report_.resume : store_.read_resume(*store_.slot()));
   }
   Journal* journal() { return journal_.get(); }
@@ -89,7 +95,8 @@ class CorePool {
   RecoveryReport repair(uint64_t batch) {
     if (store_.needs_journal())
       fail(ErrorKind::kPool, "the machine restarted while pool '", store_.path(),
-           "' was open: only its journal tells where it stands\n  do:    restore it from a copy");
+           "' was open: only its journal tells where it stands\n  do:    ",
+           copy_advice(store_.path()));
     for (const RepairPoint& point : repair_points()) {
       if (point.batch != batch) continue;
       uint64_t journal_life = 0;
@@ -102,7 +109,8 @@ class CorePool {
       return report_;
     }
     fail(ErrorKind::kRecovery, "batch ", batch, " of pool '", store_.path(),
-         "' cannot be reached\n  state: nothing was changed");
+         "' cannot be reached\n  state: nothing was changed\n  do:    ",
+         repair_advice(store_.path()));
   }
   RecoveryReport recover(bool exact) {
     if (store_.had_failed_sync() && !store_.is_read_only()) store_.write_all_again();
@@ -130,7 +138,7 @@ class CorePool {
       engine_->drop_announced();  // a loop over batches may end after the pool was closed
   }
   void start(const EngineOptions& options) {
-    if (journal_) journal_->configure(options.lag_max, options.journal_bytes);
+    if (journal_) journal_->configure(options.lag_max, options.journal_bytes, options.lookahead);
     engine_ = std::make_unique<Engine>(store_, undo_, dense_, journal_.get(), report_.resumed_batch,
                                        options);
   }

@@ -100,7 +100,8 @@ void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume,
   TCXL_ASSERT(!is_writing_);
   if (resume.size() > kResumeBytesMax)
     fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ",
-         kResumeBytesMax, " fit");
+         kResumeBytesMax,
+         " fit\n  do:    keep large state in the model or optimizer, not in `state` objects");
   uint64_t bytes = 0;
   for (const Part& part : parts) bytes += part.bytes;
   ensure_areas(kDenseBlob + bytes, horizon);

@@ -184,7 +184,7 @@ class Engine {
   void admit(Lock& lock, Step& step);
   void make_room(Lock& lock);
   void admit_to_journal(Lock& lock, const Step& step);
-  [[noreturn]] void fail_log_full() const;
+  [[noreturn]] void fail_log_full(const char* log) const;
   void grow_log(uint64_t frame_bytes);
   void wait_for_generation(Lock& lock);
   void update(Step& step, const std::vector<RowSettings>& settings, float grad_scale,

@@ -175,12 +175,14 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   store_.check_alive();
   check_background();
   if (!store_.slot())
-    fail(ErrorKind::kPool, "batch 0 of pool '", store_.path(), "' was never committed");
+    fail(ErrorKind::kPool, "batch 0 of pool '", store_.path(),
+         "' was never committed\n  do:    make a FaultTolerantRun first: it commits batch 0");
   if (!prepared_ || queue_.empty() || queue_.front() != prepared_)
     fail(ErrorKind::kPool, "no step is prepared");
   if (resume.size() > layout::kResumeBytesMax)
     fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ",
-         layout::kResumeBytesMax, " fit");
+         layout::kResumeBytesMax,
+         " fit\n  do:    keep large state in the model or optimizer, not in `state` objects");
   const std::shared_ptr<Step> step = prepared_;
   ensure_sorted(lock, *step);
   JournalFrame* frame = nullptr;

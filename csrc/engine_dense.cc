@@ -108,8 +108,10 @@ void Engine::set_undo_form(UndoForm form) {
 bool Engine::is_dense_due() {
   std::lock_guard lock(mutex_);
   const bool is_half_full = undo_.ring_bytes() > 0 && 2 * undo_.used_bytes() >= undo_.ring_bytes();
+  // With a generation in hand the capture waits for it: only if there is no room to put it off.
   const bool is_checkpoint_due =
-      journal_ != nullptr && !dense_.is_writing() && journal_->wants_checkpoint();
+      journal_ != nullptr &&
+      (dense_.is_writing() ? journal_->needs_checkpoint() : journal_->wants_checkpoint());
   return committed_ - last_captured_ >= dense_every_ || is_checkpoint_due ||
          (is_half_full && !dense_.is_writing()) ||
          undo_.live_frames() > layout::kDirectoryEntries / 2;

@@ -326,6 +326,7 @@ void Engine::background() {
     if (!lock.owns_lock()) lock.lock();
     background_error_ = std::string(error.what(), std::strcspn(error.what(), "\n"));
     store_.poison(background_error_);
+    if (journal_ != nullptr) journal_->abandon_checkpoint();
     changed_.notify_all();
   }
 }

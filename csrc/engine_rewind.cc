@@ -35,7 +35,8 @@ RecoveryReport Engine::rewind(uint64_t batch) {
                                   [&](const RewindPoint& p) { return p.batch == batch; });
   if (point == points.end() || !point->generation)
     fail(ErrorKind::kRecovery, "pool '", store_.path(), "' keeps no dense part of batch ", batch,
-         " that its undo log reaches\n  state: the pool is unchanged at batch ", committed_);
+         " that its undo log reaches\n  state: the pool is unchanged at batch ", committed_,
+         "\n  do:    'trainingcxl rewind ", store_.path(), " --list' shows what can be reached");
   uint64_t journal_life = 0;
   if (journal_ != nullptr) {
     journal_->settle();

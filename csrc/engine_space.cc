@@ -40,7 +40,7 @@ void Engine::admit_to_journal(Lock& lock, const Step& step) {
   journal_->ensure_ring(frame_bytes);
   lock.lock();
   // In this order: a checkpoint that ends in between has made room.
-  if (!journal_->is_checkpointing() && !journal_->has_room(frame_bytes)) fail_log_full();
+  if (!journal_->is_checkpointing() && !journal_->has_room(frame_bytes)) fail_log_full("journal");
 }
 
 // Refuses a batch that is larger than the pool's limits, and grows the log for one that is larger
@@ -59,16 +59,18 @@ void Engine::admit(Lock& lock, Step& step) {
   if (undo_.ring_bytes() > 0 && plan.bytes <= store_.geometry().frame_bytes_max) {
     // Said here, before the dense optimizer's step; never met by a loop that captures when due.
     if (step.log == LogState::kNone && !undo_.has_room(plan.bytes) && !dense_.is_writing())
-      fail_log_full();
+      fail_log_full("undo log");
     return;
   }
   reset_log_from(lock, 0);
   grow_log(plan.bytes);
 }
 
-void Engine::fail_log_full() const {
-  fail(ErrorKind::kFull, "the undo log is full: its ", undo_.live_frames(),
-       " batches wait for a dense generation\n  where: pool '", store_.path(),
+void Engine::fail_log_full(const char* log) const {
+  fail(ErrorKind::kFull, "the ", log,
+       " is full: its batches wait for a dense generation, the newest "
+       "is of batch ",
+       dense_.newest() ? dense_.newest()->header.batch : 0, "\n  where: pool '", store_.path(),
        "'\n  state: the pool is unchanged at batch ", committed_,
        "\n  do:    capture a generation whenever one is due, as FaultTolerantRun does");
 }
@@ -76,7 +78,7 @@ void Engine::fail_log_full() const {
 // The ring had no room: waits for the dense generation that frees old frames.
 void Engine::make_room(Lock& lock) {
   const Stopwatch watch;
-  if (!dense_.is_writing()) fail_log_full();
+  if (!dense_.is_writing()) fail_log_full("undo log");
   const uint64_t writing = dense_.writing_batch();
   changed_.wait(lock, [&] {
     return !dense_.is_writing() || dense_.writing_batch() != writing || stop_ || has_stopped();

@@ -44,6 +44,17 @@ template <typename... Parts>
   throw Error(kind, text(parts...));
 }
 
+// What a user may do about a damaged pool; both follow "\n  do:    ".
+inline std::string repair_advice(const std::string& pool) {
+  return text("'trainingcxl repair ", pool,
+              "' says what can still be reached, and goes there; 'trainingcxl verify ", pool,
+              "' lists all damage");
+}
+inline std::string copy_advice(const std::string& pool) {
+  return text("restore the pool from a copy or a snapshot; 'trainingcxl verify ", pool,
+              "' lists all damage");
+}
+
 }  // namespace tcxl
 
 // Stays on in release builds: a broken invariant must stop before it reaches the user's bytes.

@@ -14,7 +14,7 @@ using namespace layout;
 namespace {
 
 constexpr uint64_t kQueueMax = 4;       // batches whose frames wait in memory
-constexpr uint64_t kFramesMin = 16;     // that the ring has room for
+constexpr uint64_t kFramesUsed = 6;     // at least, before a checkpoint is needed
 constexpr uint64_t kFramesUsual = 256;  // ... usually, within the next two bounds
 constexpr uint64_t kRingBytesMin = 64 << 20;
 constexpr uint64_t kRingBytesUsual = 1 << 30;
@@ -71,7 +71,7 @@ void Journal::write_base(const Slot& slot) {
   next_lsn_ = 1;
   acked_lsn_ = 0;
   durable_ = slot.batch;
-  head_ = tail_ = placed_ = head_placed_ = 0;
+  head_ = tail_ = placed_ = head_placed_ = queued_bytes_ = 0;
   ring_bytes_ = next.ring_bytes;
 }
 
@@ -94,6 +94,7 @@ std::unique_ptr<JournalFrame> Journal::take_frame() {
 
 uint64_t Journal::append(std::unique_ptr<JournalFrame> frame) {
   const std::lock_guard lock(mutex_);
+  queued_bytes_ += frame->header.bytes;
   queue_.push_back(std::move(frame));
   changed_.notify_all();
   return ++newest_ticket_;
@@ -112,7 +113,9 @@ void Journal::log_previous(Step& step) {
     if (bits.words == nullptr) {
       // calloc: pages of rows that never change cost nothing.
       bits.words.reset(static_cast<uint64_t*>(std::calloc(view.rows / 64 + 1, sizeof(uint64_t))));
-      if (bits.words == nullptr) fail_os(ENOMEM, "no memory for a bit a row");
+      if (bits.words == nullptr)
+        fail_os(ENOMEM, text("no memory for a bit a row of table '",
+                             store_.tables()[table.table].name, "'"));
     }
     const size_t before = rows.size();
     for (const uint64_t row : table.lookups.rows) {
@@ -193,7 +196,11 @@ void Journal::wait_before_update(const Step& step, uint64_t batch) {
   stats_.previous_wait_ns += previous.ns();
   const Stopwatch lag;
   changed_.wait(lock, [&] {
-    return (batch - durable_ <= lag_max_ && queue_.size() < kQueueMax) || !failure_.empty();
+    // What a checkpoint leaves in the ring must have room for the next one to begin.
+    const bool has_room =
+        !checkpoint_.is_active || appended() - checkpoint_.appended + margin() <= ring_bytes_;
+    return (batch - durable_ <= lag_max_ && queue_.size() < kQueueMax && has_room) ||
+           !failure_.empty();
   });
   stats_.lag_wait_ns += lag.ns();
   lock.unlock();
@@ -216,8 +223,9 @@ void Journal::settle() {
   check();
 }
 
-void Journal::configure(uint64_t lag_max, uint64_t ring_bytes) {
+void Journal::configure(uint64_t lag_max, uint64_t ring_bytes, uint64_t lookahead) {
   const std::lock_guard lock(mutex_);
+  lookahead_ = lookahead;
   lag_max_ = std::max<uint64_t>(1, lag_max);
   first_ring_bytes_ = ring_bytes;
 }
@@ -233,18 +241,37 @@ JournalStats Journal::stats() {
 }
 
 // --- space
+//
+// From the admission of a batch until a checkpoint may begin after it, frames are appended that
+// nothing frees: previous bytes of it and of the lookahead + 1 batches behind it, its own frame, a
+// record, the rest of the ring that a frame does not fit into. From the end of one batch until the
+// admission of the next: previous bytes again, and a record. Each is no larger than the largest
+// frame. So a checkpoint is asked for while there is room for both.
+
+uint64_t Journal::margin() const { return (2 * lookahead_ + 8) * frame_bytes_max_; }
+
+uint64_t Journal::frames_min() const { return 2 * lookahead_ + 8 + kFramesUsed; }
+
+bool Journal::is_checkpoint_needed() const {
+  return !checkpoint_.is_active && claimed() > 0 && claimed() + margin() > ring_bytes_;
+}
 
 void Journal::ensure_ring(uint64_t frame_bytes) {
   Lock lock(mutex_);
-  if (kFramesMin * frame_bytes <= ring_bytes_) return;
+  const auto is_enough = [&] { return frames_min() * frame_bytes <= ring_bytes_; };
+  if (is_enough()) {
+    frame_bytes_max_ = std::max(frame_bytes_max_, frame_bytes);
+    return;
+  }
   const uint64_t usual = std::min(kFramesUsual * frame_bytes, kRingBytesUsual);
   const uint64_t wanted =
       first_ring_bytes_ > 0 ? first_ring_bytes_ : std::max(kRingBytesMin, usual);
-  grow_to_ = round_up(std::max(wanted, 3 * kFramesMin / 2 * frame_bytes), kPage);
+  grow_to_ = round_up(std::max(wanted, 3 * frames_min() / 2 * frame_bytes), kPage);
   grow_error_.clear();
   changed_.notify_all();
   changed_.wait(lock, [&] { return grow_to_ == 0 || !failure_.empty(); });
   const std::string error = grow_error_;
+  if (is_enough()) frame_bytes_max_ = std::max(frame_bytes_max_, frame_bytes);
   lock.unlock();
   if (!error.empty()) fail(ErrorKind::kFull, error);
   check();
@@ -252,17 +279,23 @@ void Journal::ensure_ring(uint64_t frame_bytes) {
 
 bool Journal::fits(uint64_t frame_bytes) {
   const std::lock_guard lock(mutex_);
-  return kFramesMin * frame_bytes <= ring_bytes_;
+  return frames_min() * frame_bytes <= ring_bytes_;
 }
 
 bool Journal::has_room(uint64_t frame_bytes) {
   const std::lock_guard lock(mutex_);
-  return used() + kFramesMin / 2 * frame_bytes <= ring_bytes_;
+  return claimed() + (lookahead_ + 5) * frame_bytes <= ring_bytes_;
 }
 
 bool Journal::wants_checkpoint() {
   const std::lock_guard lock(mutex_);
-  return !checkpoint_.is_active && used() > 0 && 2 * used() >= ring_bytes_;
+  const bool is_half_full = claimed() > 0 && 2 * claimed() >= ring_bytes_;
+  return is_checkpoint_needed() || (!checkpoint_.is_active && is_half_full);
+}
+
+bool Journal::needs_checkpoint() {
+  const std::lock_guard lock(mutex_);
+  return is_checkpoint_needed();
 }
 
 bool Journal::is_checkpointing() {
@@ -281,6 +314,13 @@ void Journal::begin_checkpoint(uint64_t batch) {
   checkpoint_.is_active = true;
   checkpoint_.base = batch;
   checkpoint_.ticket = newest_ticket_ + 1;
+  checkpoint_.appended = appended();
+  changed_.notify_all();
+}
+
+void Journal::abandon_checkpoint() {
+  const std::lock_guard lock(mutex_);
+  checkpoint_.is_active = false;
   changed_.notify_all();
 }
 

@@ -58,17 +58,21 @@ class Journal {
   uint64_t durable_batch();
   void check();  // throws when the medium failed
   // lag_max: commits that may wait for their sync. ring_bytes: first size, 0: by the batches.
-  void configure(uint64_t lag_max, uint64_t ring_bytes);
+  // lookahead: batches that are announced ahead.
+  void configure(uint64_t lag_max, uint64_t ring_bytes, uint64_t lookahead);
 
   // A ring with room for many frames of this size. kFull: it could not be had; nothing changed.
   void ensure_ring(uint64_t frame_bytes);
   bool fits(uint64_t frame_bytes);  // ensure_ring would do nothing
+  // For all that one more batch brings, up to the next chance to begin a checkpoint.
   bool has_room(uint64_t frame_bytes);
   bool wants_checkpoint();
+  bool needs_checkpoint();  // the batch after the next might find no room
   bool is_checkpointing();
   // The base is to move to `batch`, which is committed while no update runs. From now on every row
   // counts as not changed since the base.
   void begin_checkpoint(uint64_t batch);
+  void abandon_checkpoint();  // nobody writes its generation any more: who waits for it goes on
   void generation_finished(const layout::Slot& slot);  // the slot names it
   JournalStats stats();
 
@@ -77,6 +81,7 @@ class Journal {
   struct Checkpoint {
     bool is_active = false, is_data_synced = false, is_dense_done = false, has_head = false;
     uint64_t base = 0, ticket = 0;
+    uint64_t appended = 0;  // bytes of all frames before it
     uint64_t head = 0, first_lsn = 0, placed = 0;
     layout::Slot slot{};
   };
@@ -97,10 +102,15 @@ class Journal {
   void run_writer();
   void run_data_sync();
   uint64_t used() const { return placed_ - head_placed_; }
+  uint64_t appended() const { return placed_ + queued_bytes_; }
+  uint64_t claimed() const { return appended() - head_placed_; }  // and what waits for its place
+  uint64_t frames_min() const;
+  uint64_t margin() const;
+  bool is_checkpoint_needed() const;
 
   Store& store_;
   JournalFile file_;
-  uint64_t lag_max_ = 16, first_ring_bytes_ = 0;
+  uint64_t lag_max_ = 16, first_ring_bytes_ = 0, lookahead_ = 1;
 
   // Rows with previous bytes in the ring, a bit each; allocated for tables that change.
   struct Bits {
@@ -123,6 +133,8 @@ class Journal {
   uint64_t life_ = 0, next_lsn_ = 1, acked_lsn_ = 0, durable_ = 0;
   uint64_t head_ = 0, tail_ = 0, ring_bytes_ = 0;
   uint64_t placed_ = 0, head_placed_ = 0;  // bytes ever placed; at the head
+  uint64_t queued_bytes_ = 0;              // of frames that have no place yet
+  uint64_t frame_bytes_max_ = 0;
   uint64_t grow_to_ = 0;
   std::string grow_error_, failure_;
   Checkpoint checkpoint_;

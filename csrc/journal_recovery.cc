@@ -106,7 +106,7 @@ class Replay {
 [[noreturn]] void fail_damaged(const Store& store, const std::string& what) {
   fail(ErrorKind::kCorrupted, "the journal of pool '", store.path(), "' is damaged: ", what,
        "\n  state: nothing was changed; the machine restarted while the pool was open",
-       "\n  do:    restore the pool from a copy");
+       "\n  do:    ", copy_advice(store.path()));
 }
 
 // Batches out of order, or a frame that is missing although a later one says that it had been

@@ -35,6 +35,7 @@ bool Journal::plan(JournalFrame& frame, uint64_t ticket, Planned& planned) {
   planned.lsn = next_lsn_++;
   tail_ = planned.offset + bytes;
   placed_ += skipped + bytes;
+  queued_bytes_ -= bytes;
   return true;
 }
 

@@ -41,7 +41,8 @@ void close_in_children(int fd) {
     int empty = 0;
     if (entry.compare_exchange_strong(empty, fd + 1)) return;
   }
-  fail(ErrorKind::kPool, "more than ", g_child_closes.size(), " pools are open in this process");
+  fail(ErrorKind::kPool, "more than ", g_child_closes.size(),
+       " pools are open in this process\n  do:    close some");
 }
 
 void forget_in_children(int fd) {

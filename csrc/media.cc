@@ -54,8 +54,36 @@ const char* durability_name(DurabilityLevel level) {
   return "?";
 }
 
+namespace {
+
+const char* advice_for(int os_error) {
+  switch (os_error) {
+    case ENOENT:
+    case ENOTDIR:
+      return "check the path: the folder that it lies in must exist";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return "choose a path where this user may write, or have the right granted";
+    case ENOMEM:
+      return "free memory, or raise the limit (ulimit -v, control group)";
+    case EMFILE:
+    case ENFILE:
+      return "close files, or raise the limit (ulimit -n)";
+    case ENOSPC:
+    case EDQUOT:
+      return "free space or raise the quota, or choose a larger medium";
+    default:
+      return "look at the medium and the kernel's log (dmesg), then run the same command again";
+  }
+}
+
+}  // namespace
+
 void fail_os(int os_error, const std::string& what) {
-  throw Error(ErrorKind::kOs, text(what, ": ", std::strerror(os_error)), os_error);
+  throw Error(ErrorKind::kOs,
+              text(what, ": ", std::strerror(os_error), "\n  do:    ", advice_for(os_error)),
+              os_error);
 }
 
 void fail_allocation(int os_error, int fd, const std::string& path, uint64_t missing,
@@ -230,8 +258,8 @@ void Span::forget() {
 void Span::map_tail(uint64_t from, uint64_t to) {
   from = from / layout::kPage * layout::kPage;
   int flags = MAP_FIXED | (is_private_ ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED);
-  const bool dax = medium_.kind == MediumKind::kDevDax ||
-                   (medium_.kind == MediumKind::kFsDax && medium_.file_system != "tmpfs");
+  const bool dax = (medium_.kind == MediumKind::kDevDax || medium_.kind == MediumKind::kFsDax) &&
+                   medium_.file_system != "tmpfs";
   if (dax && !is_private_) flags = MAP_FIXED | MAP_SHARED_VALIDATE | MAP_SYNC;
   if (is_device_view()) flags = MAP_FIXED | MAP_SHARED;
   void* p = ::mmap(base_ + from, to - from, is_device_view() ? PROT_READ : PROT_READ | PROT_WRITE,
@@ -330,7 +358,8 @@ Persistence::Persistence(DurabilityLevel level, MediumKind kind) {
   if (kind == MediumKind::kBlock) return;  // the journal's work
   if (kind != MediumKind::kDevDax && kind != MediumKind::kFsDax) {
     fail(ErrorKind::kDurability,
-         "durability 'power' needs DAX persistent memory here, the medium is ", medium_name(kind));
+         "durability 'power' needs DAX persistent memory here, the medium is ", medium_name(kind),
+         "\n  do:    use durability 'process', or put the pool on a disk or on persistent memory");
   }
 #if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -348,7 +377,10 @@ Persistence::Persistence(DurabilityLevel level, MediumKind kind) {
     flush_ = flush_lines<clflush_line>, instruction_ = "clflush";
   }
 #else
-  fail(ErrorKind::kDurability, "durability 'power' is available on x86-64 only");
+  fail(ErrorKind::kDurability,
+       "durability 'power' on persistent memory is available on x86-64 only\n  do:    use "
+       "durability "
+       "'process'");
 #endif
   if (recording::is_on()) flush_ = recording::flush, instruction_ = "recorded";
 }

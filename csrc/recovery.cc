@@ -31,7 +31,7 @@ std::vector<Descriptor> frames_above(const Store& store, const UndoLog& undo, co
            "\n  state: no row was changed; batch ", slot.batch,
            " stands, its dense part is of batch ", x,
            "\n  do:    open with resume 'latest' to go on at batch ", slot.batch,
-           " with the dense part of batch ", x);
+           " with the dense part of batch ", x, "; ", repair_advice(store.path()));
     }
     life = descriptor->life;
     frames.push_back(*descriptor);
@@ -45,8 +45,8 @@ void refuse_lost_slot(const Store& store, const UndoLog& undo, const Slot& slot)
   fail(ErrorKind::kCorrupted, "the newest commit slot of pool '", store.path(),
        "' is damaged: its undo log has flags of a later life than ", slot.life, "\n  where: '",
        store.log().path(), "', bytes ", kSlotA, " and ", kSlotB,
-       "\n  state: nothing was changed; rows may be of a batch that no slot tells\n  do:    "
-       "restore the pool from a copy");
+       "\n  state: nothing was changed; rows may be of a batch that no slot tells\n  do:    ",
+       copy_advice(store.path()));
 }
 
 // What the decision rests on may so far have survived only a kill, not a power failure.
@@ -105,17 +105,15 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   if (!generation) {
     fail(ErrorKind::kCorrupted, "pool '", store.path(),
          "' has no valid dense generation for batch ", slot.batch,
-         "\n  where: log region, dense areas\n  state: nothing was changed\n  do:    'trainingcxl "
-         "verify ",
-         store.path(), "' lists the damage; restore from a copy");
+         "\n  where: log region, dense areas\n  state: nothing was changed\n  do:    ",
+         repair_advice(store.path()));
   }
   // The generation that a slot names gives way only to a newer one: no crash leaves an older one.
   if (slot.dense_batch != kNoBatch && generation->header.batch < slot.dense_batch) {
     fail(ErrorKind::kCorrupted, "the dense part of batch ", slot.dense_batch, " of pool '",
          store.path(), "' is damaged\n  where: log region, dense area ", slot.dense_area,
          "\n  state: nothing was changed; the older area has batch ", generation->header.batch,
-         "\n  do:    'trainingcxl verify ", store.path(),
-         "' lists the damage; restore from a copy");
+         "\n  do:    ", repair_advice(store.path()));
   }
   refuse_lost_slot(store, undo, slot);
   report.has_point = true;
@@ -205,7 +203,8 @@ std::vector<Damage> verify(Store& store) {
     try {
       undo.check(*descriptor, n <= slot.batch);
     } catch (const Error& error) {
-      add("undo log", text("batch ", n), error.what());
+      const std::string what = error.what();
+      add("undo log", text("batch ", n), what.substr(0, what.find('\n')));
     }
   }
   return found;

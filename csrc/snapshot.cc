@@ -49,7 +49,10 @@ Snapshot::Snapshot(const Store& source, const DenseLog& dense, uint64_t batch,
       resume_(resume),
       seen_(source.tables().size()) {
   if (!dense.newest() || dense.newest()->header.batch != batch)
-    fail(ErrorKind::kPool, "the dense part of the committed batch is not written yet");
+    fail(ErrorKind::kPool,
+         "the dense part of the committed batch is not written yet\n  do:    pool.snapshot() "
+         "between "
+         "two batches of a FaultTolerantRun, which writes it");
   const std::string records = path + "/records";
   records_.reset(std::fopen(records.c_str(), "w+x"));
   if (records_ == nullptr || ::unlink(records.c_str()) != 0)
@@ -165,7 +168,10 @@ void Snapshot::run(const std::function<void()>& detach) {
   // The last records may still be in the stream's buffer: rewind() would lose them without a word.
   if (record_error_.empty() && std::fflush(records_.get()) != 0)
     record_error_ = std::strerror(errno);
-  if (!record_error_.empty()) fail(ErrorKind::kFull, "cannot keep undo records: ", record_error_);
+  if (!record_error_.empty()) {
+    fail(ErrorKind::kFull, "cannot keep undo records of snapshot '", target_.path(),
+         "': ", record_error_, "\n  do:    free space there, and take another snapshot");
+  }
   if (is_cancelled_) fail(ErrorKind::kPool, "the snapshot was cancelled");
   put_records_back();
   complete();

@@ -31,12 +31,22 @@ std::string boot_id() {
   return id;
 }
 
+// A file with the content of a DAX device, say a copy of it.
+bool is_device_image(int fd) {
+  struct stat status;
+  return ::fstat(fd, &status) == 0 && S_ISREG(status.st_mode);
+}
+
 // A DAX device has no file size; sysfs has it.
-uint64_t device_size(const std::string& device) {
+uint64_t device_size(const std::string& device, int fd) {
+  if (is_device_image(fd)) return file_bytes(fd);
   const std::string name = device.substr(device.rfind('/') + 1);
   std::ifstream file("/sys/bus/dax/devices/" + name + "/size");
   uint64_t bytes = 0;
-  if (!(file >> bytes)) fail(ErrorKind::kPool, "cannot read the size of DAX device '", device, "'");
+  if (!(file >> bytes)) {
+    fail(ErrorKind::kPool, "cannot read the size of DAX device '", device,
+         "'\n  do:    check the name: 'daxctl list' shows the DAX devices of this machine");
+  }
   return bytes;
 }
 
@@ -97,8 +107,10 @@ void Store::open_files() {
   const std::string data_path = on_device ? options_.device : options_.path + "/data";
   log_fd_ = Fd(::open(log_path.c_str(), on_device ? flags & ~O_CREAT : flags, 0666));
   if (!log_fd_.is_open() && options_.read_only && errno == ENOENT) {
-    fail(ErrorKind::kPool, "'", options_.path,
-         "' holds no pool\n  do:    check the path; training creates a pool");
+    fail(ErrorKind::kPool, "'", on_device ? options_.device : options_.path, "' holds no pool",
+         on_device ? "\n  do:    check the name of the device"
+                   : "\n  do:    check the path; training creates a pool; of one on a DAX device "
+                     "name the device, too (--device)");
   }
   if (!log_fd_.is_open()) fail_os(errno, text("cannot open '", log_path, "'"));
   if (!on_device) data_fd_ = Fd(::open(data_path.c_str(), flags, 0666));
@@ -108,7 +120,8 @@ void Store::open_files() {
   if (!on_device && !data_fd_.is_open()) fail_os(errno, text("cannot open '", data_path, "'"));
 
   // Probing MAP_SYNC needs a page in the file; a new log gets its head first.
-  const uint64_t bytes = on_device ? device_size(options_.device) : file_bytes(log_fd_.get());
+  const uint64_t bytes =
+      on_device ? device_size(options_.device, log_fd_.get()) : file_bytes(log_fd_.get());
   const bool is_empty = !on_device && bytes < kHeadBytes;
   if (is_empty && options_.read_only) {
     fail(ErrorKind::kCorrupted, "'", log_path, "' has ", bytes,
@@ -137,6 +150,18 @@ void Store::open_files() {
     }
   }
   medium_ = probe_medium(log_fd_.get(), options_.force_medium);
+  if (on_device && is_device_image(log_fd_.get())) {
+    if (!options_.read_only && options_.force_medium != medium_name(MediumKind::kDevDax)) {
+      fail(ErrorKind::kPool, "'", options_.device,
+           "' is a file, no DAX device: it can only be read\n  do:    name a DAX device "
+           "(/dev/daxX.Y), or leave the device out: the pool's folder takes the files of its own");
+    }
+    medium_.kind = MediumKind::kDevDax;
+  }
+  if (on_device && bytes < kHeadBytes) {
+    fail(ErrorKind::kPool, "'", options_.device, "' has ", bytes, " bytes, a pool needs at least ",
+         kHeadBytes, "\n  do:    use a larger device");
+  }
   if (options_.durability == DurabilityLevel::kPower && medium_.is_network && !options_.read_only) {
     fail(ErrorKind::kDurability, "durability 'power' is not available on a network file system (",
          medium_.file_system, ", '", options_.path,

@@ -44,7 +44,10 @@ bool Store::is_poisoned() const {
 }
 
 void Store::check_alive() const {
-  if (options_.read_only) fail(ErrorKind::kPool, "pool '", options_.path, "' is open read only");
+  if (options_.read_only) {
+    fail(ErrorKind::kPool, "pool '", options_.path,
+         "' is open read only\n  do:    open it without read_only to change it");
+  }
   const std::lock_guard lock(poison_mutex_);
   if (!poisoned_.empty()) {
     is_told_ = true;

@@ -135,7 +135,10 @@ uint64_t Store::allocate_log(uint64_t bytes) {
   const uint64_t offset = round_up(geometry_.log_bytes, kRegionAlign);
   const uint64_t end = offset + round_up(bytes, kRegionAlign);
   if (device_bytes_ > 0 && end > device_bytes_ / 4 / kRegionAlign * kRegionAlign)
-    fail(ErrorKind::kFull, "the log window of '", options_.device, "' is full");
+    fail(ErrorKind::kFull, "the log window of '", options_.device,
+         "', a quarter of the device, is full: ", end,
+         " bytes are needed\n  do:    use a larger device, smaller batches, or a smaller "
+         "log_bytes or keep_dense");
   log_.grow(end, options_.sparse);
   crash_point("log: space allocated");
   geometry_.log_bytes = end;
@@ -147,7 +150,8 @@ uint64_t Store::allocate_data(uint64_t bytes) {
   const uint64_t end = offset + round_up(bytes, kRegionAlign);
   if (device_bytes_ > 0 && device_bytes_ / 4 + end > device_bytes_)
     fail(ErrorKind::kFull, "DAX device '", options_.device, "' has ", device_bytes_,
-         " bytes, the tables need ", end + device_bytes_ / 4);
+         " bytes, the tables need ", end + device_bytes_ / 4,
+         "\n  do:    use a larger device, or smaller tables");
   data_.grow(end, options_.sparse);
   crash_point("data: space allocated");
   geometry_.data_bytes = end;
@@ -157,7 +161,8 @@ uint64_t Store::allocate_data(uint64_t bytes) {
 size_t Store::add_table(const TableRecord& record) {
   check_alive();
   if (tables_.size() >= kTablesMax)
-    fail(ErrorKind::kFull, "a pool holds at most ", kTablesMax, " tables");
+    fail(ErrorKind::kFull, "a pool holds at most ", kTablesMax,
+         " tables\n  do:    let features share tables, or use several pools");
   Table table;
   table.record = record;
   table.name.assign(record.name, ::strnlen(record.name, kTableNameBytes));
@@ -244,8 +249,7 @@ void Store::load_slots() {
     if (!first_only) {
       fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid commit slot\n  where: '",
            log_.path(), "', bytes ", kSlotA, " and ", kSlotB,
-           "\n  state: nothing was changed\n  do:    'trainingcxl verify ", options_.path,
-           "' lists the damage; restore from a copy");
+           "\n  state: nothing was changed\n  do:    ", copy_advice(options_.path));
     }
   }
 }

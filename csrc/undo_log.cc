@@ -254,9 +254,10 @@ template <typename... What>
 void UndoLog::fail_damaged(const Descriptor& d, const What&... what) const {
   fail(ErrorKind::kCorrupted, "undo log of batch ", d.batch, " is damaged: ", what...,
        "\n  where: pool '", store_.path(), "', log region, frame at byte ", d.offset,
-       "\n  state: no row was changed; batch ", d.batch,
-       " cannot be rolled back\n  do:    'trainingcxl verify ", store_.path(),
-       "' lists all damage; restore the pool from a copy");
+       "\n  state: no row was changed; batch ", d.batch, " cannot be rolled back\n  do:    ",
+       // Rows of a batch in flight may have changed: without its records they are of no batch.
+       store_.slot() && d.batch > store_.slot()->batch ? copy_advice(store_.path())
+                                                       : repair_advice(store_.path()));
 }
 
 UndoLog::Frame UndoLog::open_frame(const Descriptor& d) const {

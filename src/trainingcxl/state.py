@@ -142,6 +142,12 @@ class BlobParts:
         return sum(size for _, size in self.pieces())
 
 
+_WAY_OUT = (
+    "\n  state: nothing was changed; its checksum is right, so it was written like that\n"
+    "  do:    use the trainingcxl that wrote it; 'trainingcxl rewind POOL --list' shows older ones"
+)
+
+
 def decode_blob(blob: npt.NDArray[np.uint8]) -> Any:
     """The tree of a blob, with tensors of their own memory.
 
@@ -159,7 +165,7 @@ def decode_blob(blob: npt.NDArray[np.uint8]) -> Any:
             raw = body[offset : offset + count * dtype.itemsize]
             if min(shape, default=0) < 0 or offset < 0 or raw.nbytes != count * dtype.itemsize:
                 raise PoolCorrupted(
-                    f"the dense part ends in tensor {len(tensors)}, of shape {shape}"
+                    f"the dense part ends in tensor {len(tensors)}, of shape {shape}{_WAY_OUT}"
                 )
             tensor = torch.empty(shape, dtype=dtype)
             if count:
@@ -167,7 +173,9 @@ def decode_blob(blob: npt.NDArray[np.uint8]) -> Any:
             tensors.append(tensor)
         return decode_tree(header["tree"], tensors)
     except (KeyError, IndexError, TypeError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise PoolCorrupted(f"the dense part of the pool cannot be read: {error!r}") from error
+        raise PoolCorrupted(
+            f"the dense part of the pool cannot be read: {error!r}{_WAY_OUT}"
+        ) from error
 
 
 def plain_states(objects: Mapping[str, Any]) -> dict[str, Any]:

@@ -103,6 +103,43 @@ def test_durable_batch_follows(tmp_path: Path) -> None:
     assert inspect(tmp_path / "pool")["durability"] == "power"
 
 
+@pytest.mark.parametrize("lookahead", [1, 2, 8])
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_small_ring_beside_a_slow_dense_part(
+    tmpfs_folder: Path, lookahead: int, is_announced: bool
+) -> None:
+    """The smallest ring there can be gets full while a generation of 8 MB is being written.
+
+    The checkpoint that makes room begins with a generation: it must not be put off until the ring
+    is full because another one is in hand. Nor may the frames that a checkpoint leaves behind be
+    too many for the next one to begin.
+    """
+    pool = tcxl.Pool(
+        tmpfs_folder / "pool", durability="power", _medium="block", threads=1, journal_bytes=4096,
+        lookahead=lookahead,
+    )  # fmt: skip
+    config = tcxl.EmbeddingBagConfig(
+        name="t", num_embeddings=20_000, embedding_dim=8, feature_names=["t"]
+    )
+    model = torch.nn.Module()
+    model.rows = tcxl.EmbeddingBagCollection(
+        pool, tables=[config], optimizer=tcxl.optim.Adagrad(lr=0.1)
+    )
+    model.ballast = torch.nn.Parameter(torch.zeros(2_000_000), requires_grad=False)
+    run = tcxl.FaultTolerantRun(pool, model, dense_every=7, sparse_of=lambda ids: ids)
+    generator = torch.Generator().manual_seed(1)
+    sizes = [500, *[740] * 119]  # the ring is chosen by the first
+    data = [torch.randint(0, 20_000, (size, 1), generator=generator) for size in sizes]
+    for ids in run.batches(data) if is_announced else data:
+        run.step(model.rows(ids).square().sum())
+    assert run.committed_batch == 120
+    assert pool.core.stats()["checkpoints"] > 5
+    run.sync()
+    assert run.durable_batch == 120
+    pool.close()
+    assert verify(tmpfs_folder / "pool") == []
+
+
 def _open_after_reboot(path: Path) -> tcxl.Pool:
     return tcxl.Pool(path, durability="power", _medium="block", _assume_reboot=True)
 

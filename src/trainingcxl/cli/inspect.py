@@ -13,8 +13,9 @@ __all__ = ["command"]
 @click.command("inspect")
 @click.argument("pool", type=click.Path(path_type=Path))
 @click.option("--digest", is_flag=True, help="Also read everything and show its sha256.")
+@click.option("--device", default="", help="DAX device that holds the pool, or a copy of it.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def command(pool: Path, digest: bool, as_json: bool) -> None:
+def command(pool: Path, digest: bool, device: str, as_json: bool) -> None:
     """Show what POOL holds, where its training stands, and how durable it is.
 
     The digest is over the logical state (rows, optimizer state, dense part, position), not over
@@ -22,7 +23,7 @@ def command(pool: Path, digest: bool, as_json: bool) -> None:
     """
     from trainingcxl.pool import inspect
 
-    found = inspect(pool, digest=digest)
+    found = inspect(pool, device=device, digest=digest)
     if as_json:
         click.echo(json.dumps(found))
         return

@@ -18,9 +18,12 @@ __all__ = ["command"]
 @click.argument("pool", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--to", type=click.IntRange(min=0), metavar="BATCH", help="Go to this batch.")
 @click.option("--yes", is_flag=True, help="Do it. Without, nothing is changed.")
+@click.option("--device", default="", help="DAX device that holds POOL.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def command(ctx: click.Context, pool: Path, to: int | None, yes: bool, as_json: bool) -> None:
+def command(
+    ctx: click.Context, pool: Path, to: int | None, yes: bool, device: str, as_json: bool
+) -> None:
     """Say what of the damaged POOL can be reached and what is lost; with --yes go there.
 
     For damage alone, as `verify` reports it or an opening refuses it: a sound pool is refused. By
@@ -31,11 +34,11 @@ def command(ctx: click.Context, pool: Path, to: int | None, yes: bool, as_json: 
     Exits with 3 if nothing was changed.
     """
     with StopSignals() as stop, stop.deferred():
-        found = examine(pool)
+        found = examine(pool, device=device)
         point = found.choose(pool, to)
         result = _describe(pool, found, point)
         if yes:
-            result["head_kept"] = str(repair(pool, point))
+            result["head_kept"] = str(repair(pool, point, device=device))
         result["repaired"] = yes
     if as_json:
         click.echo(json.dumps(result))

@@ -17,8 +17,9 @@ __all__ = ["command"]
 @click.command("snapshot")
 @click.argument("pool", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("path", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--device", default="", help="DAX device that holds POOL.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines.")
-def command(pool: Path, path: Path, as_json: bool) -> None:
+def command(pool: Path, path: Path, device: str, as_json: bool) -> None:
     """Copy one committed batch of POOL to the new pool PATH.
 
     While POOL is trained its trainer makes the copy, in the background, after the batch in hand.
@@ -26,7 +27,7 @@ def command(pool: Path, path: Path, as_json: bool) -> None:
     """
     with StopSignals(), make_reporter(as_json=as_json) as report:
         try:
-            with Pool(pool, read_only=True) as source:
+            with Pool(pool, read_only=True, device=device) as source:
                 snapshot = source.snapshot(path, wait=False)
                 while not snapshot.is_done:
                     report.progress("copy", int(100 * snapshot.share_copied), 100)

@@ -25,8 +25,15 @@ class Damage:
     what: str
 
 
-def inspect(path: str | os.PathLike[str], *, digest: bool = False) -> dict[str, Any]:
+def inspect(
+    path: str | os.PathLike[str], *, device: str = "", digest: bool = False
+) -> dict[str, Any]:
     """Reads a pool's head as data, also while a trainer runs; with `digest` also its logical state.
+
+    Args:
+        path: The pool's folder.
+        device: DAX device that holds it, or a file with a copy of one.
+        digest: Also read everything.
 
     Returns:
         Keys path uuid medium page_bytes durability committed_batch durable_batch epoch position
@@ -37,7 +44,7 @@ def inspect(path: str | os.PathLike[str], *, digest: bool = False) -> dict[str, 
         PoolError: There is no pool; or `digest` was asked for while a trainer has it open
             (PoolLocked).
     """
-    core = _open_head(path)
+    core = _open_head(path, device)
     facts = core.facts()
     slot = core.slot()
     record = json.loads(slot["resume"]) if slot else {}
@@ -71,7 +78,7 @@ def inspect(path: str | os.PathLike[str], *, digest: bool = False) -> dict[str, 
     }
     del core
     if digest:
-        with Pool(path, read_only=True) as pool:
+        with Pool(path, read_only=True, device=device) as pool:
             started = time.perf_counter()
             result["digest"] = pool.digest()
             seconds = time.perf_counter() - started
@@ -81,11 +88,15 @@ def inspect(path: str | os.PathLike[str], *, digest: bool = False) -> dict[str, 
     return result
 
 
-def verify(path: str | os.PathLike[str]) -> list[Damage]:
+def verify(path: str | os.PathLike[str], *, device: str = "") -> list[Damage]:
     """Checks every checksum and invariant of a pool that no trainer has open. Changes nothing.
 
     Damage inside a table is found where it was created with checksums of rows
     (`Pool(check_rows=True)`), else not; `inspect` tells which: `tables_checked`.
+
+    Args:
+        path: The pool's folder.
+        device: DAX device that holds it, or a file with a copy of one.
 
     Raises:
         PoolLocked: A trainer has it open.
@@ -93,11 +104,11 @@ def verify(path: str | os.PathLike[str]) -> list[Damage]:
     """
     try:
         core = _core.Pool(
-            path=str(path), device="", durability="process", read_only=True, unlocked=False,
+            path=str(path), device=device, durability="process", read_only=True, unlocked=False,
             trust_after_reboot=True, force_medium="", assume_reboot=False, sparse=False,
         )  # fmt: skip
     except PoolCorrupted as error:
-        return [Damage(region="head", where=str(path), what=str(error))]
+        return [Damage(region="head", where=device or str(path), what=str(error))]
     return [Damage(region=region, where=where, what=what) for region, where, what in core.verify()]
 
 

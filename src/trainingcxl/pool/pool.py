@@ -119,7 +119,7 @@ class Pool:
             durability=durability,
             read_only=read_only,
             trust_after_reboot=trust_after_reboot,
-            force_medium=_medium if _medium in ("fsdax", "block") else "",
+            force_medium=_medium if _medium in ("fsdax", "block", "devdax") else "",
             assume_reboot=_assume_reboot,
             sparse=_medium == "sparse",
         )

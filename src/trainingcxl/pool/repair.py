@@ -1,5 +1,6 @@
 """What of a damaged pool can still be reached, and taking it there."""
 
+import mmap
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -49,7 +50,9 @@ class Examination:
         if not self.points:
             raise RecoveryError(
                 f"nothing of pool '{path}' can be reached: what says where its rows stand is "
-                "damaged\n  state: nothing was changed\n  do:    restore it from a copy"
+                "damaged\n  state: nothing was changed\n"
+                f"  do:    restore it from a copy or a snapshot; 'trainingcxl verify {path}' lists "
+                "all damage"
             )
         if to is None:
             return next((point for point in self.points if point.is_exact), self.points[0])
@@ -63,16 +66,20 @@ class Examination:
         return fitting[0]
 
 
-def examine(path: str | os.PathLike[str]) -> Examination:
+def examine(path: str | os.PathLike[str], *, device: str = "") -> Examination:
     """Looks for damage and for what can be reached all the same. Changes nothing.
+
+    Args:
+        path: The pool's folder.
+        device: DAX device that holds it.
 
     Raises:
         PoolLocked: A trainer has it open.
         PoolError: There is no pool; or it is sound, so that there is nothing to repair.
     """
-    damage = verify(path)
+    damage = verify(path, device=device)
     try:
-        core = _open(path, read_only=True)
+        core = _open(path, device, read_only=True)
     except PoolCorrupted as error:
         return Examination(damage=damage, refusal=str(error))
     refusal = ""
@@ -98,12 +105,13 @@ def examine(path: str | os.PathLike[str]) -> Examination:
     )
 
 
-def repair(path: str | os.PathLike[str], point: RepairPoint | None) -> Path:
+def repair(path: str | os.PathLike[str], point: RepairPoint | None, *, device: str = "") -> Path:
     """Takes a damaged pool to a point that `examine` found; clears damaged dense parts.
 
     Args:
         path: The pool's folder.
         point: None: where any opening takes it.
+        device: DAX device that holds it.
 
     Returns:
         Where the head of the log is kept as it was.
@@ -112,10 +120,10 @@ def repair(path: str | os.PathLike[str], point: RepairPoint | None) -> Path:
         PoolLocked: Somebody has it open.
         RecoveryError: The point cannot be reached any more.
     """
-    core = _open(path, read_only=False)
+    core = _open(path, device, read_only=False)
     is_done = False
     try:
-        kept = _keep_head(Path(path))
+        kept = _keep_head(Path(path), device)
         if point is None:
             core.recover(True)
             core.clear_damaged()
@@ -127,19 +135,24 @@ def repair(path: str | os.PathLike[str], point: RepairPoint | None) -> Path:
     return kept
 
 
-def _open(path: str | os.PathLike[str], *, read_only: bool) -> "_core.Pool":
+def _open(path: str | os.PathLike[str], device: str, *, read_only: bool) -> "_core.Pool":
     return _core.Pool(
-        path=str(path), device="", durability=level_of(path), read_only=read_only, unlocked=False,
-        trust_after_reboot=read_only, force_medium="", assume_reboot=False, sparse=False,
+        path=str(path), device=device, durability=level_of(path, device), read_only=read_only,
+        unlocked=False, trust_after_reboot=read_only, force_medium="", assume_reboot=False,
+        sparse=False,
     )  # fmt: skip
 
 
-def _keep_head(pool: Path) -> Path:
+def _keep_head(pool: Path, device: str) -> Path:
     number = 1
     while (kept := pool / f"head.before-repair.{number}").exists():
         number += 1
-    with (pool / "log").open("rb") as log, kept.open("xb") as copy:
-        copy.write(log.read(_HEAD_BYTES))
+    with (
+        (Path(device) if device else pool / "log").open("rb") as log,
+        mmap.mmap(log.fileno(), _HEAD_BYTES, prot=mmap.PROT_READ) as head,  # no device has read()
+        kept.open("xb") as copy,
+    ):
+        copy.write(head[:])
         copy.flush()
         os.fsync(copy.fileno())
     return kept

@@ -100,6 +100,6 @@ def choose_point(
     names = ", ".join(map(str, exact[:_SHOWN])) + (", ..." if len(exact) > _SHOWN else "")
     raise RecoveryError(
         f"{wanted}\n  where: pool '{path}'\n  state: the pool is unchanged at batch {committed}\n"
-        f"  do:    go back to one of the exact points: {names or 'there is none'}; keep_dense and "
-        "log_bytes say how many there are"
+        f"  do:    go back to one of the exact points: {names or 'there is none'} ('trainingcxl "
+        f"rewind {path} --list'); keep_dense and log_bytes say how many there are"
     )
