@@ -155,12 +155,15 @@ def main() -> None:
             shutil.rmtree(folder)
     disk, base = found["disk"], found["memory"]
     found["ratio"] = disk["median_s"] / base["median_s"]
+    gb = {name: disk[name] / 1e9 for name in ("written_bytes", "row_bytes", "log_bytes")}
     print(
         f"median step {1e3 * disk['median_s']:.1f} ms, in memory {1e3 * base['median_s']:.1f} ms: "
-        f"{found['ratio']:.2f}x; p99 {1e3 * disk['p99_s']:.0f} ms, "
-        f"worst {disk['worst_s']:.2f} s, {disk['stalls']} stalls over {STALL_S:g} s; the disks wrote "
-        f"{disk['written_bytes'] / 1e9:.1f} GB for {disk['row_bytes'] / 1e9:.1f} GB of changed "
-        f"rows and {disk['log_bytes'] / 1e9:.1f} GB of undo log"
+        f"{found['ratio']:.2f}x; p99 {1e3 * disk['p99_s']:.0f} ms, worst {disk['worst_s']:.2f} s, "
+        f"{disk['stalls']} stalls over {STALL_S:g} s"
+    )
+    print(
+        f"the disks wrote {gb['written_bytes']:.1f} GB for {gb['row_bytes']:.1f} GB of changed rows "
+        f"and {gb['log_bytes']:.1f} GB of undo log"
     )
     print(json.dumps(found["dirty"]))
     if args.json:
