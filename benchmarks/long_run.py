@@ -4,8 +4,8 @@
 
 FOLDER lies on an ordinary disk. Stores into a mapped file make pages dirty; beyond the kernel's
 limits (vm.dirty_*) the next store waits, and each written page faults again: short benchmarks never
-see that. Prints samples a second for every ten seconds, the median and worst step, the bytes that the
-disks wrote, and the kernel's limits. The pool in memory is trained first, for a tenth of the time.
+see that. Prints samples a second for every ten seconds, the median and worst step, the bytes the disks
+wrote, and the kernel's limits. The pool in memory is trained first, for a tenth of the time.
 """
 
 import argparse
@@ -162,7 +162,7 @@ def main() -> None:
         f"{disk['stalls']} stalls over {STALL_S:g} s"
     )
     print(
-        f"the disks wrote {gb['written_bytes']:.1f} GB for {gb['row_bytes']:.1f} GB of changed rows "
+        f"the disks wrote {gb['written_bytes']:.1f} GB for {gb['row_bytes']:.1f} GB of rows "
         f"and {gb['log_bytes']:.1f} GB of undo log"
     )
     print(json.dumps(found["dirty"]))
