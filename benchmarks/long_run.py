@@ -3,9 +3,10 @@
     python benchmarks/long_run.py FOLDER [--minutes 10] [--gib 13] [--memory /dev/shm] [--json FILE]
 
 FOLDER lies on an ordinary disk. Stores into a mapped file make pages dirty; beyond the kernel's
-limits (vm.dirty_*) the next store waits, and each written page faults again: short benchmarks never
-see that. Prints samples a second for every ten seconds, the median and worst step, the bytes the disks
-wrote, and the kernel's limits. The pool in memory is trained first, for a tenth of the time.
+limits (vm.dirty_*) the next store waits, and each written page faults again: short benchmarks do
+not see that. Prints samples a second for every ten seconds, the median and worst step, the bytes
+that the disks wrote, and the kernel's limits. The pool in memory is trained first, for a tenth of
+the time.
 """
 
 import argparse
