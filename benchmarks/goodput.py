@@ -6,8 +6,8 @@ Peers train the same DLRM with nn.EmbeddingBag(sparse=True) and torch.optim and 
 torch.save + fsync, DCP async_save, or torchsnapshot.Snapshot.take (where installed, make
 bench-peers; its async_take is tried for consistency and not compared).
 
-1. Costs, in one process each: a step, what a save blocks, when it is durable, how much it slows the
-   steps meanwhile, and what a restore takes.
+1. Costs: a step of each trainer, in turns; what a save blocks, when it is durable, how much it
+   slows the steps meanwhile, and what a restore takes.
 2. Short runs, measured: each method trains for --seconds while it is killed (SIGKILL) every
    --kill-every; what counts are the batches that its last state has, over the time. Each saves at
    the best N for that rate.
@@ -35,6 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -278,26 +279,42 @@ def median_step(trainer: Any, count: int) -> float:
     return statistics.median(timed(trainer.step) for _ in range(count))
 
 
-def costs_of_ours(folder: Path, rows: int, count: int) -> Costs:
-    """The log on and off in turns; a resume after a trainer that was not closed."""
-    bare, logged = Ours(folder / "bare", rows, has_log=False), Ours(folder / "ours", rows)
-    rounds = [(median_step(bare, count), median_step(logged, count)) for _ in range(4)][1:]
-    bare.pool.core.close(False)
-    logged.pool.core.close(False)
-    restore = timed(lambda: Ours(folder / "ours", rows).pool.close())
-    every = logged.run.dense_every
+def steps_in_turns(folder: Path, rows: int, count: int) -> dict[str, float]:
+    """Seconds a step of ours with and without its log and of torch's, medians of rounds."""
+    trainers = {
+        "ours": Ours(folder / "ours", rows),
+        "bare": Ours(folder / "bare", rows, has_log=False),
+        "torch": Peer(folder / "torch", rows, method="torch.save", every=1 << 40),
+    }
+    rounds: dict[str, list[float]] = {name: [] for name in trainers}
+    for _ in range(4):
+        for name, trainer in trainers.items():
+            rounds[name].append(median_step(trainer, count))
+    for name in ("ours", "bare"):
+        trainers[name].pool.core.close(False)  # as a kill leaves it
+    return {name: statistics.median(values[1:]) for name, values in rounds.items()}
+
+
+def costs_of_ours(folder: Path, rows: int, steps: dict[str, float]) -> Costs:
+    """Of a resume after a trainer that was not closed, and what it does again."""
+    begin = time.perf_counter()
+    trainer = Ours(folder / "ours", rows)
+    restore = time.perf_counter() - begin
+    every = trainer.run.dense_every
+    trainer.pool.close()
     return Costs(
-        step_s=statistics.median(own for _, own in rounds),
-        bare_step_s=statistics.median(base for base, _ in rounds),
+        step_s=steps["ours"],
+        bare_step_s=steps["bare"],
         restore_s=restore,
         redone_batches=every,  # between 0 and 2 K - 1 of them
     )
 
 
-def costs_of_peer(method: str, folder: Path, rows: int, count: int) -> Costs:
-    """Steps, then a save with steps meanwhile, then a restore."""
+def costs_of_peer(method: str, folder: Path, rows: int, step: float) -> Costs:
+    """A save, with steps meanwhile if it lets any, then a restore."""
     trainer = Peer(folder / method.replace(" ", "-"), rows, method=method, every=1 << 40)
-    step = median_step(trainer, count)
+    for _ in range(2):
+        trainer.step()
     trainer.save()  # the first makes buffers
     if trainer.pending:
         trainer.finish()
@@ -455,15 +472,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--every", type=int, default=1, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     if args.child:
         child(args.child, args.folder, args.rows, args.every)
     args.rows = int(args.gib * 2**30 / TABLES / DIM / 4)
     found: dict[str, Any] = {"table_bytes": 4 * args.rows * TABLES * DIM, "skipped": {}}
     with _scratch(args.folder) as folder:
-        costs = {"ours": costs_of_ours(folder, args.rows, args.steps)}
+        steps = steps_in_turns(folder, args.rows, args.steps)
+        costs = {"ours": costs_of_ours(folder, args.rows, steps)}
         for method in METHODS[1:]:
             try:
-                costs[method] = costs_of_peer(method, folder, args.rows, args.steps)
+                costs[method] = costs_of_peer(method, folder, args.rows, steps["torch"])
             except ImportError as error:
                 found["skipped"][method] = str(error)
         found["torchsnapshot_async_take_is_consistent"] = is_async_take_consistent(folder)
