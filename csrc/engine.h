@@ -193,6 +193,10 @@ class Engine {
   void choose_form(const Step& step);
   uint64_t log_block_rows(const Step& step, size_t t) const;
   [[noreturn]] void fail_damaged_row(const Table& table, uint64_t row);
+  void check_commit(const std::string& resume) const;
+  std::shared_ptr<Step> commit_prepared(const std::vector<RowSettings>& settings, float grad_scale,
+                                        const std::string& resume);
+  void advance_queue(const Step& step, bool hand_over);
   void count_batch(const Step& step, uint64_t slot_bytes);
   layout::Slot next_slot(uint64_t batch) const;
   void finish_generation();

@@ -169,9 +169,12 @@ layout::Slot Engine::next_slot(uint64_t batch) const {
 
 uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_scale,
                         const std::string& resume) {
-  const Stopwatch whole;
-  Traced traced(trace(), Phase::kCommit, committed_ + 1);
-  Lock lock(mutex_);
+  const std::shared_ptr<Step> step = commit_prepared(settings, grad_scale, resume);
+  if (trace().is_on()) count_batch(*step, sizeof(layout::Slot) + resume.size());
+  return committed_;
+}
+
+void Engine::check_commit(const std::string& resume) const {
   store_.check_alive();
   check_background();
   if (!store_.slot())
@@ -183,6 +186,32 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
     fail(ErrorKind::kFull, "the resume record has ", resume.size(), " bytes, at most ",
          layout::kResumeBytesMax,
          " fit\n  do:    keep large state in the model or optimizer, not in `state` objects");
+}
+
+// With the engine's mutex held: the step behind the committed one is the next.
+void Engine::advance_queue(const Step& step, bool hand_over) {
+  if (is_snapshot_attached_) snapshot_->take_records(step);
+  queue_.pop_front();
+  prepared_.reset();
+  if (hand_over) {
+    for (const StepTable& table : step.tables) {
+      for (const uint32_t record : table.next_record)
+        stats_.rows_handed_over += record != kNoRecord ? 1 : 0;
+    }
+  }
+  if (!queue_.empty()) {
+    queue_.front()->overlap_pending = false;
+    queue_.front()->is_blocked = false;
+    set_flag_if_complete(*queue_.front());
+  }
+}
+
+std::shared_ptr<Step> Engine::commit_prepared(const std::vector<RowSettings>& settings,
+                                              float grad_scale, const std::string& resume) {
+  const Stopwatch whole;
+  const Traced traced(trace(), Phase::kCommit, committed_ + 1);
+  Lock lock(mutex_);
+  check_commit(resume);
   const std::shared_ptr<Step> step = prepared_;
   ensure_sorted(lock, *step);
   JournalFrame* frame = nullptr;
@@ -220,20 +249,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   ++committed_;
   if (frame != nullptr) journal_->commit_batch(*frame, committed_, resume);
   if (options_.is_relaxed) previous_.take(*step);
-  if (is_snapshot_attached_) snapshot_->take_records(*step);
-  queue_.pop_front();
-  prepared_.reset();
-  if (hand_over) {
-    for (const StepTable& table : step->tables) {
-      for (const uint32_t record : table.next_record)
-        stats_.rows_handed_over += record != kNoRecord ? 1 : 0;
-    }
-  }
-  if (!queue_.empty()) {
-    queue_.front()->overlap_pending = false;
-    queue_.front()->is_blocked = false;
-    set_flag_if_complete(*queue_.front());
-  }
+  advance_queue(*step, hand_over);
   if (options_.without_log) undo_.reclaim(committed_);
   ++stats_.batches;
   stats_.rows += step->num_rows();
@@ -242,10 +258,7 @@ uint64_t Engine::commit(const std::vector<RowSettings>& settings, float grad_sca
   window_.busy_ns += whole.ns();
   if (options_.undo_form == UndoForm::kAuto) choose_form(*step);
   changed_.notify_all();
-  lock.unlock();
-  traced.end();
-  if (trace().is_on()) count_batch(*step, sizeof(layout::Slot) + resume.size());
-  return committed_;
+  return step;
 }
 
 void Engine::commit_record(const std::string& resume) {

@@ -283,7 +283,7 @@ class Training {
   void step(const Batch& batch, uint64_t id) {
     Engine& engine = pool_->engine();
     std::vector<float> pooled(static_cast<size_t>(kBags * stride()));
-    const auto lookup = engine.lookup(input(batch), pooled.data());
+    const auto lookup = engine.lookup(input(batch), pooled.data(), true);
     const std::vector<float> grad = gradient(batch, pooled);
     engine.prepare({{lookup, grad.data()}}, id);
     const std::vector<RowSettings> settings(std::size(kShapes), {kLearningRate, kEps});
