@@ -202,7 +202,10 @@ def choose_gemm(
         is_faster = times["mkl"].is_beaten_by(times["onednn"], _WORTH_CHANGING)
         chosen, why = "onednn" if is_faster else "mkl", "measured"
     if chosen == "onednn" and not has_onednn():
-        what = f"torch {torch.__version__} has no oneDNN for matrix products"
+        what = (
+            f"torch {torch.__version__} has no oneDNN here for matrix products of full float32 "
+            "accuracy (is ONEDNN_DEFAULT_FPMATH_MODE set?)"
+        )
         if record is None or settings.dense.gemm != "auto" or settings.run.strict:
             raise ConfigError(
                 f"dense.gemm is 'onednn', but {what}\n"

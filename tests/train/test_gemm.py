@@ -144,6 +144,30 @@ def test_both_are_exact_to_float32(needs_input_grad):
 
 
 @needs_onednn
+def test_less_than_float32_is_not_taken():
+    """What BF16 gives depends on the CPU: either it is exact all the same, or refused."""
+    program = (
+        "import torch; from trainingcxl.models.linear import Linear, has_onednn, set_gemm\n"
+        "layer = Linear(512, 300); given = torch.randn(256, 512)\n"
+        "exact = given.double() @ layer.weight.double().t() + layer.bias.double()\n"
+        "set_gemm(layer, 'onednn')\n"
+        "error = (layer(given).double() - exact).abs().max() / exact.abs().max()\n"
+        "print(has_onednn(), bool(error < 1e-5))"
+    )
+    both = [("True", "True"), ("False", "False")]
+    for mode, expected in (("STRICT", both[:1]), ("BF16", both)):
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "ONEDNN_DEFAULT_FPMATH_MODE": mode},
+            timeout=100,
+            check=True,
+        )
+        assert tuple(done.stdout.split()) in expected
+
+
+@needs_onednn
 def test_what_onednn_does_not_take_goes_torchs_way():
     layer = Linear(8, 4)
     set_gemm(layer, "onednn")
@@ -247,7 +271,7 @@ def test_torch_without_onednn(monkeypatch):
     assert train_setup.choose_gemm(model(), auto, record, cpu, recorder) == "mkl"
     assert "the last bits may differ" in recorder.only("notice")["text"]
     strict = auto.with_values({"run.strict": True})
-    with pytest.raises(ConfigError, match="has no oneDNN"):
+    with pytest.raises(ConfigError, match="has no oneDNN here"):
         train_setup.choose_gemm(model(), strict, record, cpu, recorder)
 
 

@@ -66,9 +66,18 @@ def _product(left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def has_onednn() -> bool:
-    """Whether this torch has oneDNN and the operator for it."""
+    """Whether this torch has oneDNN, the operator for it, and full float32 accuracy there.
+
+    ONEDNN_DEFAULT_FPMATH_MODE and torch.set_float32_matmul_precision may allow it less, on CPUs
+    with matrix units.
+    """
     is_built: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return is_built and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if not is_built or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return False
+    values = torch.arange(64 * 512, dtype=torch.float32).sin().view(64, 512)
+    exact = values.double() @ values.double().t()
+    error = (_product(values, values, None) - exact).abs().max()
+    return bool(error < 2e-5 * exact.abs().max())  # sums of 512 terms in any order
 
 
 def set_gemm(model: nn.Module, gemm: str) -> None:
