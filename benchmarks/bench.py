@@ -22,7 +22,15 @@ from bars import BARS, Bar, judge, line
 from report import find_figure
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ("step_peers.py",)  # in the order in which they run
+SCRIPTS = (  # in the order in which they run
+    "step_peers.py",
+    "agreement.py",
+    "gather.py",
+    "scaling.py",
+    "undo_log_cost.py",
+    "power.py",
+    "recovery.py",
+)
 SECONDS_MAX = 1800  # of one run of a script
 
 
