@@ -279,10 +279,66 @@ def _recovery_bars() -> list[Bar]:
     ]
 
 
+def _ladder_bars() -> list[Bar]:
+    bars = []
+    for rung in ("batch-aware", "relaxed"):
+        bars += [
+            Bar(
+                name=f"ladder (a), {rung}: of the step, waits for a flag",
+                figure=f"ladder-a/{rung}/flag-wait",
+                script="ladder_schedule.py",
+                measurement="dlrm",
+                bar=2.0,
+                aim=0.1,
+                at_most=True,
+                unit=" %",
+            ),
+            Bar(
+                name=f"ladder (a), {rung}: of the log's work, hidden",
+                figure=f"ladder-a/{rung}/hidden",
+                script="ladder_schedule.py",
+                measurement="dlrm",
+                bar=80.0,
+                aim=95.0,
+                unit=" %",
+            ),
+        ]
+    bars += [
+        Bar(
+            name=f"ladder (b), {model}: host-driven software PMEM / ours",
+            figure=f"ladder-b/{model}",
+            script="ladder_host.py",
+            measurement=model,
+            bar=2.0,
+            aim=5.2,
+        )
+        for model in ("i", "RM1", "RM2")
+    ]
+    bars += [
+        Bar(
+            name=f"every batch protected is cheaper than {saver} every N <=",
+            figure=f"protection/{figure}",
+            script="protection.py",
+            measurement="dlrm",
+            bar=300.0,
+            aim=3000.0,
+            unit="",
+        )
+        for saver, figure in (("torch.save + fsync", "torch.save"), ("DCP async_save", "dcp-async"))
+    ]
+    return bars
+
+
 BARS: tuple[Bar, ...] = (
     *_step_bars(),
     *_beside_bars(),
     *_gather_bars(),
     *_log_bars(),
     *_recovery_bars(),
+    *_ladder_bars(),
+)
+# Bars of what does not exist yet, as the lines say.
+NOT_MEASURED = (
+    f"{'protect on an nn.EmbeddingBag(sparse) model / its own step':<58}{'<= 1.15x':<11}"
+    f"{'aim 1.05x':<11}{'-':<26}skipped: there is no protect() yet",
 )

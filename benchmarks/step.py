@@ -304,6 +304,8 @@ class Dlrm:
         durability: str = "process",
         lookup: str = "strict",
         widths: Sequence[int] = DEFAULT_WIDTHS,
+        dense: nn.Module | None = None,
+        row_optimizer: tcxl.optim.RowOptimizer | None = None,
         **pool_options: Any,
     ) -> None:
         torch.manual_seed(0)
@@ -326,9 +328,9 @@ class Dlrm:
             **pool_options,
         )
         self.module = tcxl.EmbeddingBagCollection(
-            self.pool, tables=tables, optimizer=tcxl.optim.RowWiseAdagrad(0.02)
+            self.pool, tables=tables, optimizer=row_optimizer or tcxl.optim.RowWiseAdagrad(0.02)
         )
-        self.dense = DenseModel(len(tables), shape["dim"], widths)
+        self.dense = dense or DenseModel(len(tables), shape["dim"], widths)
         self.optimizer = torch.optim.Adam(self.dense.parameters())
         self.run = tcxl.FaultTolerantRun(
             self.pool, self.dense, self.optimizer, dense_every=dense_every
@@ -342,9 +344,13 @@ class Dlrm:
         for steps, batch in enumerate(self.run.batches(_Seekable(loader)), 1):
             logits = self.dense(batch.dense, self.module(batch.sparse))
             self.run.step(nn.functional.binary_cross_entropy_with_logits(logits, batch.label))
+            self.end_step(batch)
             if steps == count:
                 return time.perf_counter() - started
         raise AssertionError("the loader was too short")
+
+    def end_step(self, batch: Any) -> None:
+        """What else belongs to a step, after its commit."""
 
 
 class _Seekable:
@@ -359,10 +365,12 @@ class _Seekable:
 
 
 class _Batch:
-    def __init__(self, sparse: tcxl.SparseFeatures, size: int, seed: int) -> None:
+    def __init__(
+        self, sparse: tcxl.SparseFeatures, size: int, seed: int, dense_width: int = 13
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.sparse = sparse
-        self.dense = torch.rand(size, 13, generator=generator)
+        self.dense = torch.rand(size, dense_width, generator=generator)
         self.label = (torch.rand(size, generator=generator) < 0.25).float()
 
 
