@@ -123,4 +123,222 @@ def _step_bars() -> list[Bar]:
     return bars
 
 
-BARS: tuple[Bar, ...] = (*_step_bars(),)
+def _beside_bars() -> list[Bar]:
+    """Agreement with FBGEMM, equal bits, threads."""
+    bars = [
+        Bar(
+            name=f"weights from FBGEMM's, {optimizer}: largest difference",
+            figure=f"agreement/{optimizer}",
+            script="agreement.py",
+            measurement=optimizer,
+            bar=1e-6,
+            aim=1e-6,
+            at_most=True,
+            unit="",
+        )
+        for optimizer in ("sgd", "rowwise-adagrad")
+    ]
+    bars.append(
+        Bar(
+            name="different bits over threads 1, 2 and vector widths",
+            figure="agreement/bits",
+            script="agreement.py",
+            measurement="bits",
+            bar=1,
+            aim=1,
+            at_most=True,
+            unit="",
+        )
+    )
+    bars += [
+        Bar(
+            name=f"step i {draw}, {optimizer}, 2 threads / 1 thread",
+            figure=f"threads/{draw}/{optimizer}",
+            script="scaling.py",
+            measurement=f"threads/{optimizer}",
+            bar=1.5,
+            aim=1.9,
+        )
+        for optimizer in ("rowwise-adagrad", "sgd")
+        for draw in DRAWS
+    ]
+    return bars
+
+
+def _gather_bars() -> list[Bar]:
+    places = (("memory", "small", 30.0, "4K"), ("disk", "huge", 45.0, "2M"))
+    bars = []
+    for place, size, share, pages in places:
+        bars += [
+            Bar(
+                name=f"forward gather, {pages} pages, of sequential read",
+                figure=f"gather/{place}/of-read-{size}",
+                script="gather.py",
+                measurement=place,
+                bar=share,
+                aim=60.0,
+                unit=" %",
+            ),
+            Bar(
+                name=f"forward gather, {place}, bare loop / ours",
+                figure=f"gather/{place}/of-bare",
+                script="gather.py",
+                measurement=place,
+                bar=0.8,
+                aim=0.95,
+            ),
+        ]
+    return bars
+
+
+def _cost(name: str, figure: str, place: tuple[str, str], bar: float, aim: float) -> Bar:
+    script, measurement = place
+    return Bar(
+        name=name,
+        figure=figure,
+        script=script,
+        measurement=measurement,
+        bar=bar,
+        aim=aim,
+        at_most=True,
+    )
+
+
+def _log_bars() -> list[Bar]:
+    script = "undo_log_cost.py"
+    steps = [(name, draw) for name in ("iii16", "iii128", "i") for draw in DRAWS]
+    bars = [
+        _cost(
+            f"undo log on / off, embedding step {name} {draw}",
+            f"log/{name}/{draw}",
+            (script, f"step/{name}"),
+            1.15,
+            1.05,
+        )
+        for name, draw in steps
+        if (name, draw) != ("i", "uniform")  # reported: its log is all of the medium's bandwidth
+    ]
+    bars.append(
+        _cost("undo log on / off, DLRM step iii16", "log/dlrm", (script, "dlrm"), 1.03, 1.01)
+    )
+    bars += [
+        _cost(
+            f"bytes of the undo log / of distinct rows, {name} {draw}",
+            f"log-bytes/{name}/{draw}",
+            (script, f"step/{name}"),
+            1.5,
+            1.1,
+        )
+        for name, draw in steps
+    ]
+    bars += [
+        _cost("power / process, DLRM step iii16", "power/dlrm", ("power.py", "dlrm"), 1.1, 1.03),
+        _cost(
+            "power / process, step of 10 to 20 ms", "power/light", ("power.py", "light"), 1.1, 1.03
+        ),
+        _cost(
+            "bytes of the journal / of distinct rows, iii16",
+            "power/journal-bytes",
+            ("power.py", "dlrm"),
+            1.6,
+            1.25,
+        ),
+    ]
+    return bars
+
+
+def _recovery_bars() -> list[Bar]:
+    return [
+        Bar(
+            name="open 2 GB after a kill, one batch rolled back",
+            figure="recovery/seconds",
+            script="recovery.py",
+            measurement="rollback",
+            bar=0.3,
+            aim=0.05,
+            at_most=True,
+            unit=" s",
+        ),
+        Bar(
+            name="DCP load of the same bytes / that",
+            figure="recovery/dcp",
+            script="recovery.py",
+            measurement="rollback",
+            bar=20.0,
+            aim=20.0,
+        ),
+        Bar(
+            name="open after a power loss: bytes of the ring a second",
+            figure="recovery/ring-gbps",
+            script="recovery.py",
+            measurement="power-loss",
+            bar=1.0,
+            aim=1.0,
+            unit=" GB/s",
+        ),
+    ]
+
+
+def _ladder_bars() -> list[Bar]:
+    bars = []
+    for rung in ("batch-aware", "relaxed"):
+        bars += [
+            Bar(
+                name=f"ladder (a), {rung}: of the step, waits for a flag",
+                figure=f"ladder-a/{rung}/flag-wait",
+                script="ladder_schedule.py",
+                measurement="dlrm",
+                bar=2.0,
+                aim=0.1,
+                at_most=True,
+                unit=" %",
+            ),
+            Bar(
+                name=f"ladder (a), {rung}: of the log's work, hidden",
+                figure=f"ladder-a/{rung}/hidden",
+                script="ladder_schedule.py",
+                measurement="dlrm",
+                bar=80.0,
+                aim=95.0,
+                unit=" %",
+            ),
+        ]
+    bars += [
+        Bar(
+            name=f"ladder (b), {model}: host-driven software PMEM / ours",
+            figure=f"ladder-b/{model}",
+            script="ladder_host.py",
+            measurement=model,
+            bar=2.0,
+            aim=5.2,
+        )
+        for model in ("i", "RM1", "RM2")
+    ]
+    bars += [
+        Bar(
+            name=f"every batch protected is cheaper than {saver} every N <=",
+            figure=f"protection/{figure}",
+            script="protection.py",
+            measurement="dlrm",
+            bar=300.0,
+            aim=3000.0,
+            unit="",
+        )
+        for saver, figure in (("torch.save + fsync", "torch.save"), ("DCP async_save", "dcp-async"))
+    ]
+    return bars
+
+
+BARS: tuple[Bar, ...] = (
+    *_step_bars(),
+    *_beside_bars(),
+    *_gather_bars(),
+    *_log_bars(),
+    *_recovery_bars(),
+    *_ladder_bars(),
+)
+# Bars of what does not exist yet, as the lines say.
+NOT_MEASURED = (
+    f"{'protect on an nn.EmbeddingBag(sparse) model / its own step':<58}{'<= 1.15x':<11}"
+    f"{'aim 1.05x':<11}{'-':<26}skipped: there is no protect() yet",
+)

@@ -37,9 +37,15 @@ class Result:
     times: dict[str, Times] = field(default_factory=dict)
     figures: dict[str, Sequence[float]] = field(default_factory=dict)
     """Values of the kept rounds (or one value) by the figure's name."""
+    skipped: dict[str, str] = field(default_factory=dict)
+    """Figures that cannot be had here, and why."""
     facts: dict[str, Any] = field(default_factory=dict)
     threads: int | None = None
     """Of the candidates, for the rule of disturbance; None where they wait for a medium."""
+    is_timed: bool = True
+    """False: no load of others changes the figures."""
+    doubt: str = ""
+    """Why the rounds are not what they should be; counts as a disturbance."""
 
 
 Measurement = Callable[[argparse.Namespace], Result]
@@ -98,7 +104,9 @@ def measure(name: str, call: Measurement, args: argparse.Namespace) -> dict[str,
     finally:
         gc.collect()  # mappings of removed pools hold their memory
     foreign = load.share()
-    why = disturbance(result.times, threads=result.threads, foreign=foreign)
+    why = result.doubt
+    if result.is_timed and not why:
+        why = disturbance(result.times, threads=result.threads, foreign=foreign)
     made = {
         "name": name,
         "skipped": "",
@@ -108,7 +116,8 @@ def measure(name: str, call: Measurement, args: argparse.Namespace) -> dict[str,
         "disturbed": why,
         "times": {key: times.as_dict() for key, times in result.times.items()},
         "figures": {
-            key: {**spread(values), "disturbed": why} for key, values in result.figures.items()
+            **{key: {**spread(values), "disturbed": why} for key, values in result.figures.items()},
+            **{key: {"skipped": reason} for key, reason in result.skipped.items()},
         },
         "facts": result.facts,
     }
@@ -128,6 +137,9 @@ def table(made: Mapping[str, Any]) -> str:
             f"  CPU {cpu['median']:.3f}"
         )
     for key, figure in made["figures"].items():
+        if "skipped" in figure:
+            lines.append(f"  {key}: skipped: {figure['skipped']}")
+            continue
         lines.append(
             f"  {key:<46}{figure['median']:10.4g}  [{figure['min']:.4g}, {figure['max']:.4g}]"
         )
@@ -233,10 +245,14 @@ def timed(
     args: argparse.Namespace,
     *,
     repeats: int = 1,
+    steps: int = 1,
+    lead_in: int = 0,
 ) -> dict[str, Times]:
-    """Interleaved rounds of the candidates, one warm-up round."""
+    """Interleaved rounds of the candidates, one warm-up round (`rounds.interleave`)."""
     with nullcontext() if args.new_buffers else freed_memory_kept():
-        return interleave(candidates, rounds=args.rounds, repeats=repeats)
+        return interleave(
+            candidates, rounds=args.rounds, repeats=repeats, steps=steps, lead_in=lead_in
+        )
 
 
 @contextmanager

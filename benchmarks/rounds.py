@@ -91,25 +91,37 @@ def interleave(
     *,
     rounds: int,
     repeats: int = 1,
+    steps: int = 1,
+    lead_in: int = 0,
     warm_up: int = 1,
 ) -> dict[str, Times]:
     """Times A B C A B C ...; the first `warm_up` rounds are left out.
 
-    Each candidate is called with a number that goes on from round to round, for fresh batches.
-    One that returns a number has timed itself: its wall seconds of one call.
+    Args:
+        candidates: Called with a number that goes on from round to round, for fresh batches. One
+            that returns a float has timed itself: wall seconds of the call.
+        rounds: Kept rounds.
+        repeats: Timed calls of a candidate in a round.
+        steps: Of one call: times are of one step.
+        lead_in: Calls before the timed ones: what a candidate finds in the caches is then its own.
+        warm_up: Rounds before those that are kept.
     """
     times = {name: Times() for name in candidates}
+    calls = lead_in + repeats
     for round_number in range(rounds + warm_up):
         for name, call in candidates.items():
+            first = round_number * calls
+            for k in range(first, first + lead_in):
+                call(k)
             used, started = time.process_time(), time.perf_counter()
-            told = [call(round_number * repeats + k) for k in range(repeats)]
+            told = [call(k) for k in range(first + lead_in, first + calls)]
             wall, cpu = time.perf_counter() - started, time.process_time() - used
             own = [seconds for seconds in told if isinstance(seconds, float)]
             if len(own) == repeats:
                 wall = sum(own)
             if round_number >= warm_up:
-                times[name].wall_ms.append(1e3 * wall / repeats)
-                times[name].cpu_ms.append(1e3 * cpu / repeats)
+                times[name].wall_ms.append(1e3 * wall / (repeats * steps))
+                times[name].cpu_ms.append(1e3 * cpu / (repeats * steps))
     return times
 
 

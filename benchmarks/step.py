@@ -252,29 +252,33 @@ def _stepper(engine: Ours, at: Callable[[int], Any]) -> Callable[[int], None]:
     return lambda k: engine.step(*at(k))
 
 
+DEFAULT_WIDTHS = (512, 256)  # hidden layers of both MLPs
+
+
 class DenseModel(nn.Module):
     """Bottom MLP, dot interaction, top MLP: the default DLRM over any pooled (B, F * D)
     embeddings.
     """
 
-    def __init__(self, num_features: int, dim: int) -> None:
+    def __init__(self, num_features: int, dim: int, widths: Sequence[int] = DEFAULT_WIDTHS) -> None:
         super().__init__()
         self.dim, self.num_features = dim, num_features
+        first, second = widths
         self.bottom = nn.Sequential(
-            nn.Linear(13, 512),
+            nn.Linear(13, first),
             nn.ReLU(),
-            nn.Linear(512, 256),
+            nn.Linear(first, second),
             nn.ReLU(),
-            nn.Linear(256, dim),
+            nn.Linear(second, dim),
             nn.ReLU(),
         )
         pairs = (num_features + 1) * num_features // 2
         self.top = nn.Sequential(
-            nn.Linear(dim + pairs, 512),
+            nn.Linear(dim + pairs, first),
             nn.ReLU(),
-            nn.Linear(512, 256),
+            nn.Linear(first, second),
             nn.ReLU(),
-            nn.Linear(256, 1),
+            nn.Linear(second, 1),
         )
         self.lower = torch.tril_indices(num_features + 1, num_features + 1, offset=-1)
 
@@ -299,9 +303,12 @@ class Dlrm:
         dense_every: Any,
         durability: str = "process",
         lookup: str = "strict",
+        widths: Sequence[int] = DEFAULT_WIDTHS,
+        dense: nn.Module | None = None,
+        row_optimizer: tcxl.optim.RowOptimizer | None = None,
+        **pool_options: Any,
     ) -> None:
         torch.manual_seed(0)
-        self.ours = Ours.__new__(Ours)
         tables = [
             tcxl.EmbeddingBagConfig(
                 name=f"t{t}",
@@ -318,11 +325,12 @@ class Dlrm:
             lookup=lookup,
             undo_log="auto" if undo_log == "none" else undo_log,
             _log=undo_log != "none",
+            **pool_options,
         )
         self.module = tcxl.EmbeddingBagCollection(
-            self.pool, tables=tables, optimizer=tcxl.optim.RowWiseAdagrad(0.02)
+            self.pool, tables=tables, optimizer=row_optimizer or tcxl.optim.RowWiseAdagrad(0.02)
         )
-        self.dense = DenseModel(len(tables), shape["dim"])
+        self.dense = dense or DenseModel(len(tables), shape["dim"], widths)
         self.optimizer = torch.optim.Adam(self.dense.parameters())
         self.run = tcxl.FaultTolerantRun(
             self.pool, self.dense, self.optimizer, dense_every=dense_every
@@ -336,9 +344,13 @@ class Dlrm:
         for steps, batch in enumerate(self.run.batches(_Seekable(loader)), 1):
             logits = self.dense(batch.dense, self.module(batch.sparse))
             self.run.step(nn.functional.binary_cross_entropy_with_logits(logits, batch.label))
+            self.end_step(batch)
             if steps == count:
                 return time.perf_counter() - started
         raise AssertionError("the loader was too short")
+
+    def end_step(self, batch: Any) -> None:
+        """What else belongs to a step, after its commit."""
 
 
 class _Seekable:
@@ -353,10 +365,12 @@ class _Seekable:
 
 
 class _Batch:
-    def __init__(self, sparse: tcxl.SparseFeatures, size: int, seed: int) -> None:
+    def __init__(
+        self, sparse: tcxl.SparseFeatures, size: int, seed: int, dense_width: int = 13
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.sparse = sparse
-        self.dense = torch.rand(size, 13, generator=generator)
+        self.dense = torch.rand(size, dense_width, generator=generator)
         self.label = (torch.rand(size, generator=generator) < 0.25).float()
 
 

@@ -14,36 +14,14 @@ from typing import Any
 import torch
 from bars import DRAWS
 from bars import SHAPES as SHAPE_NAMES
+from loops import LEAD_IN, REPEATS, Candidate, doubt, num_batches, step_facts, warm_up
 from peers import Fbgemm, TorchBags, bytes_of
 from report import Measurement, Result, folder_in, need_bytes, options, run_script, timed
 from rounds import ratios
 from step import SHAPES, Ours, draw_batches
 
-import trainingcxl as tcxl
-
 OPTIMIZERS = ("rowwise-adagrad", "sgd")
-REPEATS = {"i": 1, "ii": 2, "iii16": 10, "iii128": 4}
-WARM_UP = {"i": 6, "ii": 10, "iii16": 60, "iii128": 30}  # steps: until the log has its size
-BATCHES_MAX = 24  # then they come again: long after the caches have forgotten them
-
-
-def fresh(batches: list[tcxl.SparseFeatures], k: int) -> tuple[Any, Any]:
-    """Batch k and the one after it."""
-    return batches[k % len(batches)], batches[(k + 1) % len(batches)]
-
-
-class Candidate:
-    """Steps of an engine over batches in turn; ours announces the next one."""
-
-    def __init__(self, engine: Any, batches: list[tcxl.SparseFeatures]) -> None:
-        self.engine, self.batches = engine, batches
-
-    def __call__(self, k: int) -> None:
-        """One step."""
-        if isinstance(self.engine, Ours) and k == 0:
-            self.engine.core.drop_announced()
-            self.engine.announce(self.batches[0])
-        self.engine.step(*fresh(self.batches, k))
+PEERS = (("fbgemm", "FBGEMM"), ("torch", "nn.EmbeddingBag"))
 
 
 def compare(name: str, optimizer: str, args: argparse.Namespace) -> Result:
@@ -53,36 +31,27 @@ def compare(name: str, optimizer: str, args: argparse.Namespace) -> Result:
     torch.set_num_threads(1)
     need_bytes(args.dir, int(3.5 * bytes_of(shape)))
     with folder_in(args.dir) as folder:
-        ours = Ours(folder / "pool", shape, threads=1, undo_log="fused", optimizer=optimizer)
+        ours = Ours(folder / "pool", shape, threads=1, undo_log="auto", optimizer=optimizer)
         engines: dict[str, Any] = {"ours": ours}
         engines["FBGEMM"] = Fbgemm(folder / "fbgemm", shape, optimizer=optimizer)
         if optimizer == "sgd":
             engines["nn.EmbeddingBag"] = TorchBags(folder / "torch", shape)
         for draw in DRAWS:
-            count = min(BATCHES_MAX, repeats * (args.rounds + 1)) + 1
-            batches = draw_batches(shape, count, zipf=draw == "zipf")
+            batches = draw_batches(shape, num_batches(repeats, args.rounds), zipf=draw == "zipf")
+            warm_up(ours, batches)
+            before = ours.run.stats
             candidates: dict[str, Callable[[int], None]] = {
                 key: Candidate(engine, batches) for key, engine in engines.items()
             }
-            for candidate in candidates.values():
-                for k in range(WARM_UP[name] if draw == DRAWS[0] else 0):
-                    candidate(k)
-            times = timed(candidates, args, repeats=repeats)
+            times = timed(candidates, args, repeats=repeats, lead_in=LEAD_IN)
             result.times |= {f"{draw} {key}": of for key, of in times.items()}
-            for peer, key in (("fbgemm", "FBGEMM"), ("torch", "nn.EmbeddingBag")):
+            for peer, key in PEERS:
                 if key in times:
                     result.figures[f"{peer}/{name}/{draw}/{optimizer}"] = ratios(
                         times[key].wall_ms, times["ours"].wall_ms
                     )
-        stats = ours.run.stats
-        result.facts = {
-            "medium": ours.pool.medium,
-            "level": ours.pool.durability,
-            "page_bytes": ours.pool.page_bytes,
-            "log_bytes_a_batch": stats.log_bytes / stats.batches,
-            "fused_share": stats.fused_batches / stats.batches,
-            "flag_wait_ms_a_batch": 1e3 * stats.flag_wait_s / stats.batches,
-        }
+            result.facts[draw] = step_facts(ours, before)
+            result.doubt = result.doubt or doubt(result.facts[draw])
         ours.pool.close()
     return result
 

@@ -1,0 +1,185 @@
+"""Time to open a killed pool: roll back of one batch, replay after a power loss; against DCP.
+
+    python benchmarks/recovery.py [--only rollback,power-loss] [--gib 2] [--json FILE]
+
+rollback: a trainer of shape i's tables (--gib in all) is killed when its rows are stored and its
+batch is not committed; the time is that of Pool(path). DCP loads the same bytes from the same
+folder. power-loss: a trainer at level `power` on the disk is killed in mid-run, and the pool opened
+as after a restart of the machine; the page cache is warm. Figures: seconds, DCP's over ours, and
+seconds for the bytes in the ring at 1 GB/s over those that it took.
+"""
+
+import argparse
+import json
+import os
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from report import Measurement, Result, folder_in, need_bytes, options, run_script
+from rounds import Times, ratios
+from step import Dlrm
+from undo_log_cost import dlrm_batches
+
+import trainingcxl as tcxl
+from trainingcxl import _core
+
+STEPS = 6  # of each life
+POWER_STEPS = 60
+
+
+def shape_of(gib: float) -> dict[str, Any]:
+    """8 tables x dim 32, 20 lookups a bag."""
+    return {"rows": [int(gib * 2**30) // (8 * 128)] * 8, "dim": 32, "lookups": 20, "batch": 2048}
+
+
+def in_child(work: Callable[[], Iterator[dict[str, Any]]]) -> dict[str, Any]:
+    """Runs `work` in a fork that ends by SIGKILL; what it wrote last, as JSON."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        try:
+            for told in work():
+                os.write(writer, json.dumps(told).encode() + b"\n")
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)  # work ends by a kill, or something is wrong
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        lines = pipe.read().splitlines()
+    if os.waitpid(pid, 0)[1] != signal.SIGKILL:
+        raise RuntimeError("the trainer was to be killed, and ended otherwise")
+    last: dict[str, Any] = json.loads(lines[-1])
+    return last
+
+
+def life(
+    folder: Path, shape: dict[str, Any], batches: list[Any], *, steps: int, **pool_options: Any
+) -> Iterator[dict[str, Any]]:
+    """A trainer's steps, then its death; yields what its pool has done so far."""
+    model = Dlrm(
+        folder,
+        shape,
+        threads=1,
+        undo_log="fused",
+        dense_every=1,
+        widths=(8, 8),
+        **pool_options,
+    )
+    model.loop(batches, steps)
+    yield {"committed": model.pool.committed_batch, **model.pool.core.stats()}
+    if pool_options.get("durability") != "power":
+        _core.kill_at_persist(1, "commit: rows stored")
+        model.loop(batches, 1)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def rollback(args: argparse.Namespace) -> Result:
+    """Kills, openings, and loads of a distributed checkpoint in turns."""
+    torch.set_num_threads(1)
+    shape = shape_of(args.gib)
+    num_bytes = 4 * shape["dim"] * sum(shape["rows"])
+    need_bytes(args.dir, 3 * num_bytes + (2 << 30))
+    batches = dlrm_batches(shape, 4)
+    ours, peer, reports = Times(), Times(), []
+    with folder_in(args.dir) as folder:
+        state = {f"t{t}": torch.zeros(rows, shape["dim"]) for t, rows in enumerate(shape["rows"])}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # one process needs no process group
+            dcp.save(state, checkpoint_id=folder / "dcp")
+        for _ in range(args.rounds + 1):
+            in_child(lambda: life(folder / "pool", shape, batches, steps=STEPS))
+            times, pool = opened(folder / "pool")
+            record(ours, times)
+            reports.append(pool)
+            record(peer, loaded(state, folder / "dcp"))
+    for times in (ours, peer):  # a warm-up round
+        del times.wall_ms[0], times.cpu_ms[0]
+    result = Result(times={"Pool(path)": ours, "DCP load": peer}, threads=1)
+    result.figures = {
+        "recovery/seconds": [ms / 1e3 for ms in ours.wall_ms],
+        "recovery/dcp": ratios(peer.wall_ms, ours.wall_ms),
+    }
+    result.facts = {"table_bytes": num_bytes, **reports[-1]}
+    return result
+
+
+def opened(path: Path, **options: Any) -> tuple[tuple[float, float], dict[str, Any]]:
+    """Wall and CPU seconds of opening a pool, and what it found."""
+    used, started = time.process_time(), time.perf_counter()
+    pool = tcxl.Pool(path, threads=1, **options)
+    took = time.perf_counter() - started, time.process_time() - used
+    report = pool.recovery
+    assert report is not None
+    found = {
+        "medium": pool.medium,
+        "level": pool.durability,
+        "page_bytes": pool.page_bytes,
+        "committed_batch": report.committed_batch,
+        "resumed_batch": report.resumed_batch,
+        "rows_rolled_back": report.rows_rolled_back,
+        "recovery_ms": report.milliseconds,
+    }
+    pool.close()
+    return took, found
+
+
+def loaded(state: dict[str, torch.Tensor], path: Path) -> tuple[float, float]:
+    """Wall and CPU seconds of loading a distributed checkpoint into tensors that are there."""
+    used, started = time.process_time(), time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(state, checkpoint_id=path)
+    return time.perf_counter() - started, time.process_time() - used
+
+
+def record(times: Times, took: tuple[float, float]) -> None:
+    """Adds seconds to rounds."""
+    times.wall_ms.append(1e3 * took[0])
+    times.cpu_ms.append(1e3 * took[1])
+
+
+def power_loss(args: argparse.Namespace) -> Result:
+    """Replay of the ring on an ordinary file."""
+    torch.set_num_threads(1)
+    shape = shape_of(args.gib / 4)
+    need_bytes(args.disk, 3 * 4 * shape["dim"] * sum(shape["rows"]) + (4 << 30))
+    batches = dlrm_batches(shape, 8)
+    times, shares, facts = Times(), [], {}
+    with folder_in(args.disk) as folder:
+        for round_number in range(min(args.rounds, 5) + 1):
+            told = in_child(
+                lambda: life(
+                    folder / "pool",
+                    shape,
+                    batches,
+                    steps=POWER_STEPS,
+                    durability="power",
+                    journal_bytes=4 << 30,  # room for all: no checkpoint shortens the replay
+                )
+            )
+            took, facts = opened(folder / "pool", durability="power", _assume_reboot=True)
+            facts["ring_bytes_replayed"] = told["journal_bytes"]
+            facts["checkpoints"] = told["checkpoints"]
+            if round_number > 0:
+                record(times, took)
+                shares.append(told["journal_bytes"] / 1e9 / took[0])
+    result = Result(times={"Pool(path)": times}, facts=facts)
+    result.figures["recovery/ring-gbps"] = shares
+    return result
+
+
+MEASUREMENTS: dict[str, Measurement] = {"rollback": rollback, "power-loss": power_loss}
+
+if __name__ == "__main__":
+    parser = options(__doc__)
+    parser.add_argument("--gib", type=float, default=2.0, help="of tables")
+    run_script("recovery.py", MEASUREMENTS, parser, quick=["rollback"])
