@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+from levels import parse_options
 from step import SHAPES, Dlrm, draw_batches, summarize
 from step import _Batch as Batch
 
@@ -25,15 +25,7 @@ import trainingcxl as tcxl
 
 def main() -> None:
     """Trains both, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="on the disk to measure")
-    parser.add_argument("--shape", default="iii16")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20, help="of a round")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = parse_options(__doc__.splitlines()[0], "on the disk to measure")
     shape = SHAPES[args.shape]
     batches = [
         Batch(sparse, shape["batch"], k)

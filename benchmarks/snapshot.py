@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
+from levels import parse_options
 from step import SHAPES, Dlrm, draw_batches, summarize
 from step import _Batch as Batch
 
@@ -21,15 +21,7 @@ from trainingcxl.pool import Snapshot
 
 def main() -> None:
     """Trains, prints and writes the figures."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where pool and snapshots go")
-    parser.add_argument("--shape", default="iii16")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=20, help="of a round")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    args = parse_options(__doc__.splitlines()[0], "where pool and snapshots go")
     folder = Path(tempfile.mkdtemp(dir=args.folder, prefix="tcxl-snapshot-"))
     try:
         result = compare(folder, args)
