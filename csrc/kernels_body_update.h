@@ -129,30 +129,35 @@ TCXL_INLINE void row_checks(const TableView& table, const uint64_t* rows, uint64
   record_crcs(table.check_start, source, table.state_floats() - 1, table.dim, crc);
 }
 
-// Whether no row of the block is damaged: an update would give wrong bytes a right checksum.
-TCXL_NOINLINE bool is_whole(const UpdateJob& job, const Block& block) {
+// Calls use(row, checksum, where it is kept) for the rows of the block, as long as it says true.
+template <typename Use>
+TCXL_INLINE bool visit_checks(const TableView& table, const Block& block, const Use& use) {
   for (uint64_t i = 0; i < block.count; i += kGroupRows) {
     const uint64_t n = block.count - i < kGroupRows ? block.count - i : kGroupRows;
     uint32_t crc[kGroupRows];
     float* kept[kGroupRows];
-    row_checks(job.table, block.rows + i, n, crc, kept);
+    row_checks(table, block.rows + i, n, crc, kept);
     for (uint64_t k = 0; k < n; ++k) {
-      if (load_half_word(kept[k]) == crc[k]) continue;
-      *job.damaged_row = block.rows[i + k];
-      return false;
+      if (!use(block.rows[i + k], crc[k], kept[k])) return false;
     }
   }
   return true;
 }
 
+// Whether no row of the block is damaged: an update would give wrong bytes a right checksum.
+TCXL_NOINLINE bool is_whole(const UpdateJob& job, const Block& block) {
+  return visit_checks(job.table, block, [&](uint64_t row, uint32_t crc, const float* kept) {
+    const bool is_right = load_half_word(kept) == crc;
+    if (!is_right) *job.damaged_row = row;
+    return is_right;
+  });
+}
+
 TCXL_NOINLINE void store_checks(const UpdateJob& job, const Block& block) {
-  for (uint64_t i = 0; i < block.count; i += kGroupRows) {
-    const uint64_t n = block.count - i < kGroupRows ? block.count - i : kGroupRows;
-    uint32_t crc[kGroupRows];
-    float* kept[kGroupRows];
-    row_checks(job.table, block.rows + i, n, crc, kept);
-    for (uint64_t k = 0; k < n; ++k) std::memcpy(kept[k], crc + k, sizeof(uint32_t));
-  }
+  visit_checks(job.table, block, [](uint64_t, uint32_t crc, float* kept) {
+    std::memcpy(kept, &crc, sizeof crc);
+    return true;
+  });
 }
 
 // Rows that wait to be copied to the next log: few rows of a block may repeat, and checksums want a

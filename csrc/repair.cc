@@ -11,22 +11,6 @@ using namespace layout;
 
 namespace {
 
-// The newest valid generation up to the batch, whatever the undo log reaches.
-std::optional<Generation> newest_sound(const UndoLog& undo, const DenseLog& dense, uint64_t batch,
-                                       uint64_t life) {
-  std::optional<Generation> found;
-  for (uint32_t area = 0; area < kDenseAreas; ++area) {
-    Generation g;
-    if (!dense.check_header(area, g).empty() || g.header.batch > batch) continue;
-    if (!is_on_line(undo, g.header, life) || !dense.check_area(area, g).empty()) continue;
-    const bool is_newer =
-        !found || g.header.batch > found->header.batch ||
-        (g.header.batch == found->header.batch && g.header.life > found->header.life);
-    if (is_newer) found = g;
-  }
-  return found;
-}
-
 // Rows of batches that were flagged and never committed can be put back.
 bool has_sound_flags(const UndoLog& undo, const Slot& slot) {
   for (uint64_t n = slot.batch + 1; n <= slot.batch + kLookaheadMax; ++n) {
@@ -56,7 +40,7 @@ std::vector<RepairPoint> repair_points(const Store& store, const UndoLog& undo,
   if (!store.slot()) return points;
   const Slot& slot = *store.slot();
   if (undo.has_later_flag(slot.life) || !has_sound_flags(undo, slot)) return points;
-  const auto newest = newest_sound(undo, dense, slot.batch, slot.life);
+  const auto newest = newest_on_line(undo, dense, slot.life, 0, slot.batch);
   // Once batches are being taken back the rows are of no one batch but through their frames.
   if (newest && slot.rolling_back == 0) points.push_back({slot.batch, *newest});
   for (const RewindPoint& point : rewind_points(store, undo, dense, slot.batch)) {

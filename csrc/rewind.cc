@@ -14,22 +14,20 @@ bool is_on_line(const UndoLog& undo, const DenseHeader& h, uint64_t life) {
   return trained && trained->life <= h.life;
 }
 
-namespace {
-
-// The generation of a batch that a rewind may go to; of several that of the latest life.
-std::optional<Generation> generation_of(const UndoLog& undo, const DenseLog& dense, uint64_t batch,
-                                        uint64_t life) {
+std::optional<Generation> newest_on_line(const UndoLog& undo, const DenseLog& dense, uint64_t life,
+                                         uint64_t first, uint64_t last) {
   std::optional<Generation> found;
   for (uint32_t area = 0; area < kDenseAreas; ++area) {
     Generation g;
-    if (!dense.check_header(area, g).empty() || g.header.batch != batch) continue;
-    if (!is_on_line(undo, g.header, life) || !dense.check_area(area, g).empty()) continue;
-    if (!found || g.header.life > found->header.life) found = g;
+    if (!dense.check_header(area, g).empty()) continue;
+    const DenseHeader& h = g.header;
+    if (h.batch < first || h.batch > last || !is_on_line(undo, h, life)) continue;
+    const bool is_newer = !found || h.batch > found->header.batch ||
+                          (h.batch == found->header.batch && h.life > found->header.life);
+    if (is_newer && dense.check_area(area, g).empty()) found = g;
   }
   return found;
 }
-
-}  // namespace
 
 std::vector<RewindPoint> rewind_points(const Store& store, const UndoLog& undo,
                                        const DenseLog& dense, uint64_t batch) {
@@ -40,7 +38,7 @@ std::vector<RewindPoint> rewind_points(const Store& store, const UndoLog& undo,
     const auto frame = undo.find_on_line(n, life);
     if (!frame || !undo.is_sound(*frame, true)) break;
     life = frame->life;
-    points.push_back({n - 1, generation_of(undo, dense, n - 1, store.slot()->life)});
+    points.push_back({n - 1, newest_on_line(undo, dense, store.slot()->life, n - 1, n - 1)});
   }
   return points;
 }

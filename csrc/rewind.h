@@ -23,6 +23,11 @@ struct RewindPoint {
 // life trained it last.
 bool is_on_line(const UndoLog& undo, const layout::DenseHeader& header, uint64_t life);
 
+// The newest valid generation of that history whose batch is `first` to `last`; of several of one
+// batch that of the latest life.
+std::optional<Generation> newest_on_line(const UndoLog& undo, const DenseLog& dense, uint64_t life,
+                                         uint64_t first, uint64_t last);
+
 // The batches before `batch`, the present one, that the undo log reaches; newest first. Checks
 // every record on the way: reads all that the log keeps.
 std::vector<RewindPoint> rewind_points(const Store& store, const UndoLog& undo,

@@ -12,7 +12,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +38,6 @@ SMALL = [
 ]
 SYNTHETIC = "data.source=synthetic:tiny?samples=1200"
 METRICS = ("num_samples", "click_rate", "auc", "log_loss", "normalized_entropy", "calibration")
-
-
-@pytest.fixture(autouse=True)
-def restored_torch() -> Iterator[None]:
-    """Undo what `prepare_torch` sets for the whole process."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 def invoke(*arguments: object) -> Result:

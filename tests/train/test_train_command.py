@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -35,17 +35,6 @@ SMALL = [
     "eval.fraction=0.2",
 ]
 BATCHES_PER_EPOCH = 30
-
-
-@pytest.fixture(autouse=True)
-def restored_torch() -> Iterator[None]:
-    """Undo what `prepare_torch` sets for the whole process."""
-    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    fills = torch.utils.deterministic.fill_uninitialized_memory
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(deterministic)
-    torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 class Recorder:

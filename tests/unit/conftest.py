@@ -76,6 +76,14 @@ def any_bench(request: pytest.FixtureRequest, tmpfs_folder: Path) -> Iterator[Po
 
 
 @pytest.fixture
+def kept_horizon(request: pytest.FixtureRequest) -> None:
+    """Left to itself the engine may choose the form of the log that keeps none."""
+    for name in ("bench", "any_bench"):
+        if name in request.fixturenames:
+            request.getfixturevalue(name).options.setdefault("undo_log", "background")
+
+
+@pytest.fixture
 def rows_of() -> Callable[[Pool], dict[str, tuple[np.ndarray, np.ndarray]]]:
     """Copies of weights and state of every table."""
 

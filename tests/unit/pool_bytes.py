@@ -18,6 +18,7 @@ RESUMES = (64 * KB, 128 * KB)
 DIRECTORY = 256 * KB
 GEOMETRIES = (1 * MB, 2 * MB)
 GEOMETRY_BYTES = 384
+BLOB = 69632  # in a dense area
 SLOT_MAGIC, DESCRIPTOR_MAGIC = 0x544F4C5354584354, 0x43534544544C5843
 
 
@@ -108,6 +109,16 @@ def dense_areas(path):
     head = read(path, newest_geometry(path), GEOMETRY_BYTES)
     areas = struct.unpack("<16Q", head[64:192])
     return [offset for offset in areas if offset and read(path, offset, 8) != bytes(8)]
+
+
+def batch_of(path, area):
+    """Of the generation in an area."""
+    return struct.unpack("<Q", read(path, area + 16, 8))[0]
+
+
+def area_of(path, batch):
+    """Offset of the area with the dense part of a batch."""
+    return next(area for area in dense_areas(path) if batch_of(path, area) == batch)
 
 
 def frames(path):

@@ -19,6 +19,7 @@ from pool_bytes import (
     SLOTS,
     SUPERBLOCKS,
     Crashed,
+    batch_of,
     dense_areas,
     flip,
     frames,
@@ -224,7 +225,7 @@ def test_tail_of_the_log_of_a_batch_in_flight(bench):
 def test_damaged_dense_generation_that_the_slot_names(crashed):
     """The older generation in its place would go back further than promised, without a word."""
     for area in dense_areas(crashed.path):
-        batch = struct.unpack("<Q", read(crashed.path, area + 16, 8))[0]
+        batch = batch_of(crashed.path, area)
         place = area + 4096 + 65536 + 100
         flip(crashed.path, place)
         assert "dense log" in [damage.region for damage in verify(crashed.path)]

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pool_bytes import MB, dense_areas, flip, read, table_bytes, train
+from pool_bytes import BLOB, MB, area_of, flip, read, table_bytes, train
 
 from trainingcxl.cli.program import main
 from trainingcxl.errors import PoolError
 from trainingcxl.pool import Pool, inspect, repair, verify
 
 _DEVICE_BYTES = 48 * MB
-_BLOB = 69632  # in a dense area (docs/format.md)
 
 
 class Device:
@@ -44,14 +43,12 @@ class Device:
         shutil.copyfile(self.file, made.file)
         return made
 
-    def newest_dense(self) -> list[int]:
-        """Offset of the area with the dense part of the last batch."""
+    def area_of(self, batch: int) -> int:
+        """Offset of the dense part of a batch."""
         with tempfile.TemporaryDirectory() as folder:
             window = read(self.file.parent, 0, _DEVICE_BYTES // 4, self.file.name)
             Path(folder, "log").write_bytes(window)
-            areas = dense_areas(Path(folder))
-        batches = {area: int.from_bytes(window[area + 16 : area + 24], "little") for area in areas}
-        return [area for area in areas if batches[area] == max(batches.values())]
+            return int(area_of(Path(folder), batch))
 
     @property
     def look(self) -> tuple[str, str, str]:
@@ -111,8 +108,7 @@ def test_verify_and_repair(device: Device, monkeypatch: pytest.MonkeyPatch) -> N
     """The dense part that the newest slot names is damaged: repair goes to an older one."""
     with device.open() as pool:
         train(pool, 6, 1)
-    for area in device.newest_dense():
-        flip(device.file.parent, area + _BLOB + 200, device.file.name)
+    flip(device.file.parent, device.area_of(6) + BLOB + 200, device.file.name)
     damage = verify(device.path, device=str(device.file))
     assert [one.region for one in damage] == ["dense log"]
     assert run("verify", *device.look).exit_code == 3

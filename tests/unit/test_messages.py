@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from pool_bytes import dense_areas, flip, frames, train
+from pool_bytes import BLOB, dense_areas, flip, frames, train
 from small_job import Job, batches
 
 from trainingcxl.cli.program import main
@@ -66,7 +66,7 @@ def _refusal(path: Path) -> str:
 
 def test_a_damaged_dense_part_names_repair(closed) -> None:
     for area in dense_areas(closed.path):
-        flip(closed.path, area + 69632 + 300)
+        flip(closed.path, area + BLOB + 300)
     text = _refusal(closed.path)
     assert f"do:    'trainingcxl repair {closed.path}'" in text
     assert f"'trainingcxl verify {closed.path}'" in text

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 from pool_bytes import (
     SLOTS,
-    dense_areas,
+    area_of,
     files,
     flip,
     frames,
@@ -32,13 +32,7 @@ from trainingcxl.errors import PoolCorrupted, PoolError, RecoveryError
 from trainingcxl.pool import Pool, verify
 from trainingcxl.pool.repair import examine, repair
 
-
-@pytest.fixture(autouse=True)
-def _horizon_is_kept(request: pytest.FixtureRequest) -> None:
-    """Left to itself the engine may choose the form of the log that keeps none."""
-    for name in ("bench", "any_bench"):
-        if name in request.fixturenames:
-            request.getfixturevalue(name).options.setdefault("undo_log", "background")
+pytestmark = pytest.mark.usefixtures("kept_horizon")
 
 
 @pytest.fixture
@@ -57,13 +51,6 @@ def damaged(bench):
                 other.rewind(to=batch)
             digests[batch] = other.digest()
     return image, states, digests
-
-
-def area_of(path, batch):
-    for area in dense_areas(path):
-        if struct.unpack("<Q", read(path, area + 16, 8))[0] == batch:
-            return area
-    raise AssertionError(f"no dense part of batch {batch}")
 
 
 def call(*arguments):

@@ -19,12 +19,7 @@ from trainingcxl.pool import verify
 BATCHES = 24
 
 
-@pytest.fixture(autouse=True)
-def _horizon_is_kept(request: pytest.FixtureRequest) -> None:
-    """Left to itself the engine may choose the form of the log that keeps none."""
-    for name in ("bench", "any_bench"):
-        if name in request.fixturenames:
-            request.getfixturevalue(name).options.setdefault("undo_log", "background")
+pytestmark = pytest.mark.usefixtures("kept_horizon")
 
 
 class Data:
