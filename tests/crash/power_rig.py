@@ -2,7 +2,6 @@
 failure could leave there; also inside recoveries, and after kills that a power failure follows.
 """
 
-import copy
 import json
 import random
 import shutil
@@ -20,6 +19,7 @@ from power_medium import (
     FOLDER,
     IN_FLIGHT,
     MARK,
+    PAGE_WORDS,
     SIZE,
     STORE,
     SYNC_BEGIN,
@@ -38,6 +38,7 @@ _LEAST = 4  # images of a moment
 # the cache is what a recovery must not build on.
 _KILLS, _KILLS_AT_SLOT = 0.04, 0.5
 _RECORD_PAGES = 18
+_HEAD_WORDS = (4 << 20) // 8
 _KILLS_BLOCK = 0.12  # there, every slot of the log is in the cache alone
 
 
@@ -89,6 +90,7 @@ class Rig:
         self._pages = [_pages_of(self.trace, number) for number in range(len(plan.files))]
         self.tally = Tally()
         self._tried: set[tuple[int, Any]] = set()
+        self._scratches: dict[str, Scratch] = {}
         self._since_nested = 0
         self._moments = 1.0  # share of them that is tried
 
@@ -109,7 +111,12 @@ class Rig:
         return BlockMedium(contents) if self._is_block else Medium(contents)
 
     def _scratch(self, folder: str, medium: Medium) -> Scratch:
-        return Scratch(self.folder / folder, medium, self._pages, self.trace.plan.files)
+        scratch = self._scratches.get(folder)
+        if scratch is None:
+            scratch = Scratch(self.folder / folder, self._pages, self.trace.plan.files)
+            self._scratches[folder] = scratch
+        scratch.begin(medium)
+        return scratch
 
     @property
     def is_over(self) -> bool:
@@ -144,6 +151,7 @@ class Rig:
                 self.tally.problems += shadow.noted(mark, medium, kinds)
             self._try_all(scratch, medium, expect, kinds, per_moment, is_nested=is_nested)
         self.tally.problems += scratch.stray
+        scratch.stray = []
 
     # --- one moment
 
@@ -197,19 +205,12 @@ class Rig:
 
     def _crash_in_recovery(self, medium: Medium, image: Image, expect: Expect) -> None:
         """Power fails, the image is recovered, power fails again."""
-        contents: list[bytes | None] = []
-        for number, (file, size) in enumerate(zip(medium.files, image.sizes, strict=True)):
-            words = file.durable.copy()
-            for where, places, values in image.patch:
-                if where == number:
-                    words[places] = values
-            contents.append(words.tobytes()[:size] if size >= 0 else None)
-        self._recover_recorded(self._medium(contents), expect, is_rebooted=True)
+        self._recover_recorded(medium.after(image), expect, is_rebooted=True)
 
     def _kill_then_cut(self, medium: Medium, expect: Expect) -> None:
         """The process is killed, a recovery builds on what was only in the cache, power fails."""
         if expect.acked is not None:
-            killed = copy.deepcopy(medium)
+            killed = medium.copy()
             killed.forget_flushes()
             self._recover_recorded(killed, expect, is_rebooted=False)
 
@@ -242,13 +243,25 @@ class Rig:
 
 
 def _pages_of(trace: Trace, number: int) -> set[int]:
-    pages = set(range(160)) if number == 0 else set()  # slots, resume records, flags
+    """Pages of a file that a recovery may store into."""
+    pages = set(range(_RECORD_PAGES)) if number == 0 else set()
+    words = np.zeros(_HEAD_WORDS, np.uint64)
     for event in trace.events[(trace.events["kind"] == STORE) & (trace.events["file"] == number)]:
-        first = int(event["first"])
-        pages.update((trace.places[first : first + int(event["words"])] // 512).tolist())
+        part = slice(int(event["first"]), int(event["first"]) + int(event["words"]))
+        places = trace.places[part]
+        pages.update((places // PAGE_WORDS).tolist())
+        in_head = places < _HEAD_WORDS
+        words[places[in_head]] = trace.values[part][in_head]
     if number == 0:  # a generation that a recovery rewrites has another place, and a longer record
-        pages.update({page + further for page in pages for further in range(_RECORD_PAGES)})
+        for area in _dense_areas(words):
+            pages.update(area + further for further in range(_RECORD_PAGES + 1))
     return pages
+
+
+def _dense_areas(head: np.ndarray) -> set[int]:
+    """Their first pages (docs/format.md, "Geometry")."""
+    offsets = [head[at + 8 : at + 24].tolist() for at in ((1 << 20) // 8, (2 << 20) // 8)]
+    return {offset // 4096 for some in offsets for offset in some if offset}
 
 
 def _with_marks(

@@ -10,6 +10,7 @@ from power_trace import Plan, Trace
 __all__ = ["Shadow"]
 
 _TABLE = struct.Struct("<128sQIIQQQQ")  # docs/format.md, "Geometry"
+_UNUSED = range((3 << 20) // 8, (4 << 20) // 8)  # words of the log's head
 _MAY_BE_PENDING = {"frame", "flag", "dense"}  # the background thread writes these at any time
 
 
@@ -26,7 +27,7 @@ class Shadow:
         first, words = int(event["first"]), int(event["words"])
         places = trace.places[first : first + words]
         if event["file"] == 0:
-            stray = [p for p in places.tolist() if Kinds().of(0, 8 * p) == "rest"]
+            stray = places[(places >= _UNUSED.start) & (places < _UNUSED.stop)].tolist()
             return [f"store into byte {8 * p} of the log, which has no use" for p in stray[:1]]
         if event["file"] != 1 or self._phase in ("creation", "recovery"):
             return []
