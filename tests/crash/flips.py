@@ -195,8 +195,8 @@ def main(every: int, seed: int, check_rows: bool) -> None:
     counts: Counter[str] = Counter()
     unseen: list[str] = []
     for _, result in in_children(jobs, len(os.sched_getaffinity(0))):
-        if "counts" not in result:
-            raise SystemExit(result["problems"][0])
+        if "failed" in result:
+            raise SystemExit(result["failed"])
         counts.update(result["counts"])
         unseen += result["unseen"]
     kinds = ("detected", "repaired", "harmless", "undetected")

@@ -11,7 +11,16 @@ import numpy as np
 from power_medium import PAGE_WORDS, Image, Medium
 from power_trace import Plan, State, Training, dense_blob, open_core
 
-__all__ = ["Expect", "Scratch", "check"]
+from trainingcxl.errors import PoolCorrupted, PoolVersionError, RecoveryError
+
+__all__ = ["NO_DAMAGE", "REFUSALS", "Expect", "Scratch", "check"]
+
+NO_DAMAGE = "no damage: "
+"""So begin problems that show no lost and no wrong bytes. They are problems all the same, but no
+planted fault counts as found by one.
+"""
+REFUSALS = (PoolCorrupted, PoolVersionError, RecoveryError)
+
 
 @dataclass
 class Expect:
@@ -220,14 +229,30 @@ def check(path: Path, expect: Expect, choose: random.Random, *, goes_on: bool) -
         if goes_on and not found.problems:
             _go_on(path, expect, found)
     except Exception as error:  # whatever it is, the image was not recovered
-        found.problems.append(f"{type(error).__name__}: {error}")
+        if not found.problems:
+            found.problems.append(f"{NO_DAMAGE}{type(error).__name__}: {error}")
     return found
 
 
-def _recover(path: Path, expect: Expect, found: Found, *, exact: bool) -> dict[str, Any] | None:
-    core = expect.open(path)
+def _opened(
+    expect: Expect, path: Path, found: Found, *, exact: bool, is_rebooted: bool = True
+) -> tuple[Any, dict[str, Any]]:
+    """The recovered pool. An image that no sound build leaves is refused, which is damage."""
     try:
-        report: dict[str, Any] = core.recover(exact)
+        core = expect.open(path, is_rebooted=is_rebooted)
+        try:
+            return core, core.recover(exact)
+        except BaseException:
+            core.close(False)
+            raise
+    except REFUSALS as error:
+        found.problems.append(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _recover(path: Path, expect: Expect, found: Found, *, exact: bool) -> dict[str, Any] | None:
+    core, report = _opened(expect, path, found, exact=exact)
+    try:
         if not report["has_point"]:
             if expect.acked is not None:
                 found.problems.append(f"nothing was found, batch {expect.acked[0]} was promised")
@@ -284,9 +309,9 @@ def _compare_record(report: dict[str, Any], expect: Expect, found: Found) -> Non
 
 def _recover_again(path: Path, expect: Expect, found: Found, choose: random.Random) -> None:
     """I4: a second recovery finds the same point, whatever it is asked for, and changes nothing."""
-    core = expect.open(path, is_rebooted=choose.random() < 0.5)
+    is_rebooted, exact = choose.random() < 0.5, choose.random() < 0.5
+    core, report = _opened(expect, path, found, exact=exact, is_rebooted=is_rebooted)
     try:
-        report = core.recover(choose.random() < 0.5)
         if report["resumed_batch"] != found.point or report["rows_changed"]:
             found.problems.append(
                 f"a second recovery came to {report['resumed_batch']} and changed "

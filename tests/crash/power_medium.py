@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 __all__ = [
-    "FENCE", "FLUSH", "FOLDER", "MARK", "PAGE_WORDS", "POINT", "STORE", "SYNC_END", "FileState", "Granule",
-    "Image", "Kinds", "Medium", "Patch", "Step", "chosen_steps", "copy_of",
+    "FENCE", "FLUSH", "FOLDER", "MARK", "PAGE_WORDS", "POINT", "STORE", "SYNC_END", "FileState",
+    "Granule", "Image", "Kinds", "Medium", "Patch", "Step", "chosen_steps", "copy_of",
 ]  # fmt: skip
 
 PAGE_WORDS = 512

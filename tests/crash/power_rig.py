@@ -5,14 +5,14 @@ failure could leave there; also inside recoveries, and after kills that a power 
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from power_block import BlockMedium
-from power_check import Expect, Found, Scratch, check
+from power_check import NO_DAMAGE, REFUSALS, Expect, Found, Scratch, check
 from power_medium import (
     FENCE,
     FLUSH,
@@ -29,9 +29,9 @@ from power_medium import (
     Medium,
 )  # fmt: skip
 from power_shadow import Shadow
-from power_trace import Plan, Trace, record, recording
+from power_trace import Plan, Recorded, Trace, record, recording
 
-__all__ = ["Rig", "Tally"]
+__all__ = ["Rig", "Tally", "apply"]
 
 _LEAST = 4  # images of a moment
 # Share of the moments at which the process is killed before the power fails. A slot that is only in
@@ -67,6 +67,7 @@ class Rig:
         seed: Of all choices.
         images: How many to recover, about.
         problems_max: Stop after so many.
+        only_damage: Leave out problems that begin with NO_DAMAGE.
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class Rig:
         seed: int,
         images: int,
         problems_max: int = 3,
+        only_damage: bool = False,
     ) -> None:
         self.folder, self.mode, self.images, self.problems_max = folder, mode, images, problems_max
+        self._only_damage = only_damage
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "origin").mkdir(parents=True)
         self.choose = random.Random(seed)
@@ -141,17 +144,22 @@ class Rig:
             if is_moment and (event["kind"] != FENCE or medium.would_change(int(event["thread"]))):
                 self._try_all(scratch, medium, expect, kinds, per_moment, is_nested=is_nested)
             if shadow is not None and event["kind"] == STORE:
-                self.tally.problems += shadow.stored(trace, event)
-            _apply(trace, medium, event)
+                self._note(shadow.stored(trace, event))
+            apply(trace, medium, event)
             if mark is None:
                 continue
             expect.note(mark, following, is_all_durable=not medium.pending)
             kinds.learn(medium.files[0].memory)
             if shadow is not None:
-                self.tally.problems += shadow.noted(mark, medium, kinds)
+                self._note(shadow.noted(mark, medium, kinds))
             self._try_all(scratch, medium, expect, kinds, per_moment, is_nested=is_nested)
-        self.tally.problems += scratch.stray
+        self._note(NO_DAMAGE + stray for stray in scratch.stray)
         scratch.stray = []
+
+    def _note(self, problems: Iterable[str]) -> None:
+        for problem in problems:
+            if not (self._only_damage and problem.startswith(NO_DAMAGE)):
+                self.tally.problems.append(problem)
 
     # --- one moment
 
@@ -181,7 +189,7 @@ class Rig:
             found = self._try(scratch, image, expect)
             self.tally.undone += found.has_undone
             where = f"{self.trace.plan.name}, acked {expect.acked}, pending {sorted(pending)}"
-            self.tally.problems += [f"{problem} [{where}]" for problem in found.problems]
+            self._note(f"{problem} [{where}]" for problem in found.problems)
             if self.is_over:
                 return
             self._since_nested += 1
@@ -225,8 +233,8 @@ class Rig:
                 found = core.recover(exact)
                 core.close(False)
             except Exception as error:
-                problem = f"{type(error).__name__}: {error} [recovery after a kill]"
-                self.tally.problems.append(problem)
+                kind = "" if isinstance(error, REFUSALS) else NO_DAMAGE
+                self._note([f"{kind}{type(error).__name__}: {error} [recovery after a kill]"])
                 return
         if not found["has_point"]:
             return
@@ -278,7 +286,8 @@ def _with_marks(
         yield event, marks[number - 1], marks[number] if number < len(marks) else None
 
 
-def _apply(trace: Trace, medium: Medium, event: np.void) -> None:
+def apply(trace: Trace | Recorded, medium: Medium, event: np.void) -> None:
+    """The medium follows the record by one event."""
     _, thread, file, name, offset, num_bytes, first, words = event.tolist()
     match event["kind"]:
         case kind if kind == STORE:

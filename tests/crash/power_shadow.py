@@ -4,6 +4,7 @@ import struct
 from typing import Any
 
 import numpy as np
+from power_check import NO_DAMAGE
 from power_medium import Kinds, Medium
 from power_trace import Plan, Trace
 
@@ -55,7 +56,9 @@ class Shadow:
         if self.plan.is_block:
             return []  # nothing waits for a sync
         left = {kinds.of(f, g * medium.granule_words * 8) for f, g in medium.pending}
-        return [f"{kind} not durable at '{mark['what']}'" for kind in left - _MAY_BE_PENDING]
+        return [
+            f"{NO_DAMAGE}{kind} not durable at '{mark['what']}'" for kind in left - _MAY_BE_PENDING
+        ]
 
     def _begin(self, mark: dict[str, Any], medium: Medium) -> None:
         if "source" not in mark:  # no rows change

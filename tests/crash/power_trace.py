@@ -17,8 +17,8 @@ from trainingcxl import _core
 from trainingcxl.pool.table import OPTIMIZERS
 
 __all__ = [
-    "BLOCK_TRACES", "TRACES", "Plan", "State", "Trace", "Training", "dense_blob", "open_core",
-    "record", "recording",
+    "BLOCK_TRACES", "TRACES", "Plan", "Recorded", "State", "Trace", "Training", "dense_blob",
+    "open_core", "record", "recording", "stop_recording",
 ]  # fmt: skip
 
 # Weights and states of the first are streamed, of the second not: its rows share lines, and two
@@ -94,6 +94,15 @@ class State(NamedTuple):
     rows: Rows
     source: int
     """The history that the batch's data came from."""
+
+
+class Recorded(NamedTuple):
+    """A record as the native core gives it."""
+
+    events: np.ndarray
+    places: np.ndarray
+    values: np.ndarray
+    names: list[str]
 
 
 @dataclass
@@ -343,22 +352,25 @@ def record(plan: Plan, folder: Path) -> Trace:
 @contextlib.contextmanager
 def recording(
     plan: Plan, path: Path, delays: tuple[tuple[str, int], ...] = ()
-) -> Iterator[list[tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]]:
-    """Records what happens to a pool; the list holds events, places, values, names at the end."""
-    recorded: list[tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]] = []
+) -> Iterator[list[Recorded]]:
+    """Records what happens to a pool; the list holds the record at the end."""
+    recorded: list[Recorded] = []
     _core.record_start([str(path / name) for name in plan.files], list(delays))
     try:
         yield recorded
     finally:
-        events, places, values, names = _core.record_stop()
-        recorded.append(
-            (
-                np.frombuffer(events, _EVENT),
-                np.frombuffer(places, np.uint64).astype(np.int64),
-                np.frombuffer(values, np.uint64),
-                names,
-            )
-        )
+        recorded.append(stop_recording())
+
+
+def stop_recording() -> Recorded:
+    """Ends the record that was begun last."""
+    events, places, values, names = _core.record_stop()
+    return Recorded(
+        np.frombuffer(events, _EVENT),
+        np.frombuffer(places, np.uint64).astype(np.int64),
+        np.frombuffer(values, np.uint64),
+        names,
+    )
 
 
 def _plain(training: Training) -> None:
@@ -428,6 +440,17 @@ def _journaled(training: Training) -> None:
     training.train(14)
 
 
+def _rewind_journaled(training: Training) -> None:
+    """Also behind the journal's base, and back again after a kill."""
+    training.train(9)
+    training.rewind(3, new_data=True)
+    training.train(7)
+    training.reopen(new_data=True)
+    training.train(11)
+    training.rewind(5, new_data=True)
+    training.train(14)
+
+
 def _relive_journaled(training: Training) -> None:
     training.train(6)
     training.reopen(new_data=True)
@@ -437,6 +460,7 @@ def _relive_journaled(training: Training) -> None:
 
 
 _SLOW_JOURNAL = (("journal: frames written", 5_000),)
+_SLOW_DENSE = (("dense: slice", 60_000),)
 _SLOW_TABLES = (("data: sync", 300_000), ("dense: slice", 1_000))
 
 BLOCK_TRACES = {
@@ -446,6 +470,8 @@ BLOCK_TRACES = {
         _block("lag", _through, dense_every=1, lag_max=3, delays=_SLOW_JOURNAL),
         _block("lag fused", _through, undo_log="fused", delays=_SLOW_JOURNAL),
         _block("checkpoint", _through, delays=_SLOW_TABLES, batches=20, padding=24_000),
+        _block("slow dense", _through, delays=_SLOW_DENSE, batches=20, padding=24_000),
+        _block("rewound", _rewind_journaled, dense_every=1),
         _block("relived", _relive_journaled, delays=_SLOW_JOURNAL),
         _block("same rows", _relive_journaled, has_same_rows=True, dense_every=1),
         _block("grown", _through, wide_batch=6, bags=16, lookups=8, delays=_SLOW_JOURNAL),
