@@ -77,6 +77,7 @@ enum class Fault : unsigned {
   kJournalResetBeforeSync,
   // journal: rewind
   kJournalRewindEvidenceLate,
+  kJournalRewindSlotLate,
   kJournalRewindRowsLate,
   kJournalRewindIgnored,
   kCount,

@@ -143,6 +143,11 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
     begun.rolling_back = kExactResume;
     store.write_slot(begun, store.read_resume(slot));
   }
+  // The slot that decided on a rewind may so far have survived only a kill; the journal would put
+  // back no row that it does not know.
+  if (report.is_rewind && slot.journal_life != 0 && store.has_journal() && !store.is_read_only() &&
+      !has_fault(Fault::kJournalRewindSlotLate))
+    store.sync_all();
   if (store.is_read_only() && !frames.empty()) store.data().make_private();
   if (!has_fault(Fault::kRecoverySlotFirst)) undo_frames(undo, frames, report);
   dense.set_newest(*generation);

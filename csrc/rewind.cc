@@ -69,7 +69,6 @@ RecoveryReport rewind(Store& store, UndoLog& undo, DenseLog& dense, const Genera
   if (journal_life != 0 && !has_fault(Fault::kJournalRewindEvidenceLate)) store.sync_all();
   crash_point("rewind: decided");
   store.write_slot(begun, store.read_resume(slot));
-  if (journal_life != 0) store.sync_all();
   return recover(store, undo, dense, true);
 }
 

@@ -26,7 +26,7 @@ PAST_CHECKSUM_MIN = 0.3
 # Stacks of allocations are kept short: findings are replayed, and then have whole ones.
 ASAN_OPTIONS = "malloc_context_size=1:quarantine_size_mb=8:detect_stack_use_after_return=0"
 # Recorded comparisons would only serve mutations that the fuzzer's own mutator does not make.
-FLAGS = "-fno-sanitize-recover=all -fno-sanitize-coverage=trace-cmp"
+FLAGS = "-fno-sanitize-coverage=trace-cmp"
 
 
 def find_compiler() -> str:

@@ -28,13 +28,14 @@ _SECONDS_MAX = 900  # of one child
 _SHOWN = 20  # problems
 # Per mode; of those for persistent memory half are distinct. On files each brings about two more:
 # more of the moments are followed by a recovery that is recorded, too.
-_IMAGES = {"tso": 22_000, "weak": 22_000, "block": 4_000}
+IMAGES = {"tso": 22_000, "weak": 22_000, "block": 4_000}
 _BLOCK_CONTROL = 5  # part of the images of a control
 # A fault is looked for in these, in this order ...
 _MUTANT_PLANS = ("background", "fused", "relive", "relive fused", "alternating", "workers",
                  "workers fused", "rewind")  # fmt: skip
 _BLOCK_PLANS = ("journal", "lag", "relived", "checkpoint", "same rows", "grown", "lag fused",
-                "rewound", "slow dense")  # fmt: skip
+                "rewound", "behind base", "slow dense",
+                "lag far")  # fmt: skip
 # ... and first in the one that is known to show it, where that is another.
 _SHOWN_BY = {
     "NoRowFence": "workers",
@@ -43,7 +44,7 @@ _SHOWN_BY = {
     "JournalNoReannounce": "lag",
     "JournalNoPreviousWait": "lag",
     "JournalDenseOverNeeded": "lag",
-    "JournalDenseAhead": "lag",
+    "JournalDenseAhead": "lag far",
     "JournalNoGrowSync": "grown",
     "JournalReleaseFirst": "grown",
     "JournalCutBeforeTables": "checkpoint",
@@ -58,8 +59,9 @@ _SHOWN_BY = {
     "RewindCutsFirst": "rewind",
     "DenseOverResumed": "rewind",
     "JournalRewindEvidenceLate": "rewound",
-    "JournalRewindRowsLate": "rewound",
-    "JournalRewindIgnored": "rewound",
+    "JournalRewindSlotLate": "behind base",
+    "JournalRewindRowsLate": "behind base",
+    "JournalRewindIgnored": "behind base",
 }
 _BLOCK_FAULT = "Journal"  # so begin the names of the journal's
 
@@ -81,7 +83,7 @@ def faults() -> list[str]:
 
 
 def in_children(
-    jobs: list[Callable[[], dict[str, Any]]], width: int
+    jobs: list[Callable[[], dict[str, Any]]], width: int, *, seconds_max: int = _SECONDS_MAX
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Runs each job in a forked child; yields its number and what it returned, or as "failed" what
     it died of.
@@ -94,7 +96,7 @@ def in_children(
             reader, writer = os.pipe()
             pid = os.fork()
             if pid == 0:
-                _answer(job, writer)
+                _answer(job, writer, seconds_max)
             os.close(writer)
             running[pid] = number, reader
         pid, status = os.wait()
@@ -104,9 +106,9 @@ def in_children(
         yield number, json.loads(said) if said else {"failed": f"died with status {status}"}
 
 
-def _answer(job: Callable[[], dict[str, Any]], writer: int) -> None:
+def _answer(job: Callable[[], dict[str, Any]], writer: int, seconds_max: int) -> None:
     try:
-        signal.alarm(_SECONDS_MAX)
+        signal.alarm(seconds_max)
         answer = job()
     except BaseException:
         answer = {"failed": traceback.format_exc()}
@@ -246,7 +248,7 @@ def run_mutants(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, help=f"per mode, about; usually {_IMAGES}")
+    parser.add_argument("--images", type=int, help=f"per mode, about; usually {IMAGES}")
     parser.add_argument("--modes", default="tso,weak,block")
     parser.add_argument("--faults", type=Path, help="native core built by tools/fault_build.sh")
     parser.add_argument("--mutant-images", type=int, default=1500, help="per fault and plan")
@@ -261,7 +263,7 @@ def main() -> int:
     problems: list[str] = []
     for mode in filter(None, options.modes.split(",")):
         started = time.perf_counter()
-        images = options.images or _IMAGES[mode]
+        images = options.images or IMAGES[mode]
         line, found = run_images(mode, images, options.seed, options.jobs)
         print(json.dumps(line | {"seconds": round(time.perf_counter() - started, 1)}), flush=True)
         problems += found

@@ -38,6 +38,7 @@ _LEAST = 4  # images of a moment
 # the cache is what a recovery must not build on.
 _KILLS, _KILLS_AT_SLOT = 0.04, 0.5
 _RECORD_PAGES = 18
+_HEAD_PAGES = 48  # up to the second resume record
 _HEAD_WORDS = (4 << 20) // 8
 _KILLS_BLOCK = 0.12  # there, every slot of the log is in the cache alone
 
@@ -252,7 +253,7 @@ class Rig:
 
 def _pages_of(trace: Trace, number: int) -> set[int]:
     """Pages of a file that a recovery may store into."""
-    pages = set(range(_RECORD_PAGES)) if number == 0 else set()
+    pages = set(range(_HEAD_PAGES)) if number == 0 else set()
     words = np.zeros(_HEAD_WORDS, np.uint64)
     for event in trace.events[(trace.events["kind"] == STORE) & (trace.events["file"] == number)]:
         part = slice(int(event["first"]), int(event["first"]) + int(event["words"]))

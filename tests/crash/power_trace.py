@@ -56,6 +56,8 @@ class Plan:
     medium: str = "fsdax"
     """Or "block": an ordinary file, with a journal."""
     lag_max: int = 8
+    keep_dense: int = -1
+    """Generations beyond the last two; -1: as many as have room."""
     padding: int = 150
     """Bytes of a resume record, about."""
     has_same_rows: bool = False
@@ -309,6 +311,7 @@ class Training:
         self.core.start(
             threads=self.plan.threads, lookahead=1, log_bytes=fixed, rows_per_batch_max=0,
             undo_log=form, lag_max=self.plan.lag_max, journal_bytes=4096,
+            keep_dense=self.plan.keep_dense,
         )  # fmt: skip
         self.core.set_dense_every(self.plan.dense_every)
 
@@ -441,7 +444,7 @@ def _journaled(training: Training) -> None:
 
 
 def _rewind_journaled(training: Training) -> None:
-    """Also behind the journal's base, and back again after a kill."""
+    """Again and again, also after a kill."""
     training.train(9)
     training.rewind(3, new_data=True)
     training.train(7)
@@ -449,6 +452,15 @@ def _rewind_journaled(training: Training) -> None:
     training.train(11)
     training.rewind(5, new_data=True)
     training.train(14)
+
+
+def _rewind_behind_base(training: Training) -> None:
+    """The journal's base is the batch of the last opening: it knows no row that changed before."""
+    training.train(7)
+    training.reopen(new_data=True)
+    training.train(9)
+    training.rewind(2, new_data=True)
+    training.train(6)
 
 
 def _relive_journaled(training: Training) -> None:
@@ -460,6 +472,7 @@ def _relive_journaled(training: Training) -> None:
 
 
 _SLOW_JOURNAL = (("journal: frames written", 5_000),)
+_SLOWER_JOURNAL = (("journal: frames written", 25_000),)
 _SLOW_DENSE = (("dense: slice", 60_000),)
 _SLOW_TABLES = (("data: sync", 300_000), ("dense: slice", 1_000))
 
@@ -467,11 +480,13 @@ BLOCK_TRACES = {
     plan.name: plan
     for plan in (
         _block("journal", _journaled),
-        _block("lag", _through, dense_every=1, lag_max=3, delays=_SLOW_JOURNAL),
+        _block("lag", _through, dense_every=1, lag_max=3, keep_dense=0, delays=_SLOW_JOURNAL),
+        _block("lag far", _through, dense_every=2, lag_max=4, keep_dense=0, delays=_SLOWER_JOURNAL),
         _block("lag fused", _through, undo_log="fused", delays=_SLOW_JOURNAL),
         _block("checkpoint", _through, delays=_SLOW_TABLES, batches=20, padding=24_000),
         _block("slow dense", _through, delays=_SLOW_DENSE, batches=20, padding=24_000),
         _block("rewound", _rewind_journaled, dense_every=1),
+        _block("behind base", _rewind_behind_base, dense_every=1, batches=9),
         _block("relived", _relive_journaled, delays=_SLOW_JOURNAL),
         _block("same rows", _relive_journaled, has_same_rows=True, dense_every=1),
         _block("grown", _through, wide_batch=6, bags=16, lookups=8, delays=_SLOW_JOURNAL),

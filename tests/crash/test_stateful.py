@@ -414,10 +414,12 @@ class Training(RuleBasedStateMachine):
         shutil.rmtree(self.folder)
 
 
+def settings_for(examples: int) -> settings:
+    """Long enough that several crashes follow one another."""
+    return settings(max_examples=examples, stateful_step_count=25, deadline=None)
+
+
 def test_any_order_of_events() -> None:
     """Prints a line that tells how much was tried."""
-    run_state_machine_as_test(
-        Training,
-        settings=settings(max_examples=EXAMPLES, stateful_step_count=25, deadline=None),
-    )
+    run_state_machine_as_test(Training, settings=settings_for(EXAMPLES))
     print(json.dumps({"rig": "stateful", "examples": EXAMPLES, "failures": 0}))
