@@ -102,14 +102,9 @@ crash-images: set-up ## power failures of persistent memory and files, tried: so
 	@$(in_venv) python tests/crash/crash_images.py --modes '' --faults build/faults/_core*.so $(ARGS)
 
 .PHONY: crash
-crash: crash-images ## every crash rig but make fuzz and make crash-vm, a JSON line each: 20 to 30 minutes
-	@$(in_venv) python tests/crash/flips.py --every 16
-	@$(in_venv) TRAININGCXL_STATEFUL_EXAMPLES=200 python -m pytest -q -s tests/crash/test_stateful.py
-	@mkdir -p build/torture /dev/shm/trainingcxl-torture
-	@$(in_venv) trainingcxl torture /dev/shm/trainingcxl-torture --minutes 2 --json | tail -1
-	@$(in_venv) trainingcxl torture /dev/shm/trainingcxl-torture --medium fsdax --minutes 1 --json | tail -1
-	@$(in_venv) trainingcxl torture build/torture --minutes 2 --json | tail -1
-	@$(in_venv) trainingcxl torture build/torture --medium block --power-cuts --minutes 2 --json | tail -1
+crash: set-up ## every crash rig but make crash-vm, a JSON line each: 15 minutes; ARGS='--scale 0.1'
+	@$(in_venv) bash tools/fault_build.sh
+	@$(in_venv) python tests/crash/make_crash.py --faults build/faults/_core*.so $(ARGS)
 
 .PHONY: crash-vm
 crash-vm: set-up ## power cuts of a virtual machine with persistent memory: 10 to 20 minutes

@@ -10,6 +10,7 @@
 
 #include "engine.h"
 #include "errors.h"
+#include "fault.h"
 #include "journal_recovery.h"
 #include "recovery.h"
 #include "repair.h"
@@ -173,8 +174,8 @@ class CorePool {
 
  private:
   bool is_told_by_slot(const layout::JournalSlot& journal) const {
-    return store_.slot() && store_.slot()->journal_life != 0 &&
-           store_.slot()->journal_life == journal.life;
+    return !has_fault(Fault::kJournalRewindIgnored) && store_.slot() &&
+           store_.slot()->journal_life != 0 && store_.slot()->journal_life == journal.life;
   }
 
   Store store_;

@@ -107,6 +107,8 @@ void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume,
   ensure_areas(kDenseBlob + bytes, horizon);
   uint32_t area = choose_area(kDenseBlob + bytes, horizon);
   if (has_fault(Fault::kDenseOverNewest) && newest_) area = newest_->area;
+  const bool is_resumed = newest_ && newest_->header.life < life;
+  if (has_fault(Fault::kDenseOverResumed) && is_resumed) area = newest_->area;
   if (staging_bytes_ < bytes) {
     staging_.reset(new std::byte[bytes]);
     staging_bytes_ = bytes;

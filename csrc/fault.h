@@ -44,6 +44,12 @@ enum class Fault : unsigned {
   kRecoveryWithoutRollingBack,
   kRecoverySameLife,
   kRecoveryStaysClean,
+  // rewind
+  kRewindWithoutEvidence,
+  kRewindRowsNotPersisted,
+  kRewindNotGoneOnWith,
+  kRewindCutsFirst,
+  kDenseOverResumed,
   // journal: syncs
   kJournalNoSync,
   kJournalNoSlotSync,
@@ -69,6 +75,11 @@ enum class Fault : unsigned {
   kJournalRedoBeyondPoint,
   kJournalPreviousAlways,
   kJournalResetBeforeSync,
+  // journal: rewind
+  kJournalRewindEvidenceLate,
+  kJournalRewindSlotLate,
+  kJournalRewindRowsLate,
+  kJournalRewindIgnored,
   kCount,
 };
 

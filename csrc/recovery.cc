@@ -83,7 +83,7 @@ void begin_life(Store& store, DenseLog& dense, const Slot& slot, const RecoveryR
   name_generation(next, *dense.newest());
   // Rows before the slot that vouches for them, where it is believed after a power failure.
   if (slot.journal_life != 0 && store.has_journal()) {
-    store.sync_all();
+    if (!has_fault(Fault::kJournalRewindRowsLate)) store.sync_all();
     next.journal_life = slot.journal_life;
   }
   store.write_slot(next, report.resume);
@@ -128,7 +128,8 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
   const bool needs_dense = report.dense_batch != report.resumed_batch;
   const bool is_in_order = frames.empty() && !is_new_point && !needs_dense;
   if (!store.is_read_only() && (!store.was_clean() || report.is_rewind) &&
-      !has_fault(Fault::kRecoveryWithoutEvidence))
+      !has_fault(Fault::kRecoveryWithoutEvidence) &&
+      !(has_fault(Fault::kRewindWithoutEvidence) && report.is_rewind))
     persist_evidence(store, *generation, frames);
   // Before the first change: killed in what follows, a pool that was closed must not be taken for
   // one that still is, nor its bytes for durable.
@@ -140,6 +141,11 @@ RecoveryReport recover(Store& store, UndoLog& undo, DenseLog& dense, bool exact)
     begun.rolling_back = kExactResume;
     store.write_slot(begun, store.read_resume(slot));
   }
+  // The slot that decided on a rewind may so far have survived only a kill; the journal would put
+  // back no row that it does not know.
+  if (report.is_rewind && slot.journal_life != 0 && store.has_journal() && !store.is_read_only() &&
+      !has_fault(Fault::kJournalRewindSlotLate))
+    store.sync_all();
   if (store.is_read_only() && !frames.empty()) store.data().make_private();
   if (!has_fault(Fault::kRecoverySlotFirst)) undo_frames(undo, frames, report);
   dense.set_newest(*generation);

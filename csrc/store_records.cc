@@ -241,6 +241,7 @@ void Store::load_slots() {
          "' cannot be true: number ", slot_->seq, ", batch ", slot_->batch, ", life ", slot_->life,
          "\n  state: nothing was changed\n  do:    restore the files from a copy");
   }
+  if (has_fault(Fault::kRewindNotGoneOnWith) && slot_) slot_->rolling_back = 0;
   const bool untouched = is_zero(log_.base() + kSlotA, 2 * kPage);
   if (needs_journal()) return;  // torn slots are what a power failure leaves; the journal tells
   if (!slot_ && !untouched) {
@@ -272,7 +273,9 @@ void Store::write_slot(Slot next, const std::string& resume) {
   next.crc = checksum(next);
   auto* place = log_.at<Slot>(slot_place(next));
   *place = next;
-  if (!has_fault(Fault::kNoSlotPersist)) persistence_.persist(place, sizeof next);
+  const bool stays = has_fault(Fault::kNoSlotPersist) ||
+                     (has_fault(Fault::kRewindWithoutEvidence) && next.rolling_back == kRewinding);
+  if (!stays) persistence_.persist(place, sizeof next);
   slot_ = next;
 }
 

@@ -334,6 +334,8 @@ void UndoLog::visit_rows(const Descriptor& d, const VisitRow& visit) const {
 UndoLog::RolledBack UndoLog::roll_back(const Descriptor& d) {
   RolledBack result;
   const Persistence& persistence = store_.persistence();
+  const bool is_rewind = store_.slot()->rolling_back == kRewinding;
+  if (has_fault(Fault::kRewindCutsFirst) && is_rewind) clear_flag(d.batch);
   for_each_range(
       d, open_frame(d),
       [&](const RecordColumns& c, const FrameSegment& s, uint64_t first, uint64_t end) {
@@ -355,7 +357,9 @@ UndoLog::RolledBack UndoLog::roll_back(const Descriptor& d) {
           }
           // Equal bytes too: an earlier recovery may have stored them and been killed
           // before its fence.
-          if (has_fault(Fault::kRecoveryWithoutRowFlush)) continue;
+          if (has_fault(Fault::kRecoveryWithoutRowFlush) ||
+              (has_fault(Fault::kRewindRowsNotPersisted) && is_rewind))
+            continue;
           persistence.flush(weight, weight_bytes);
           persistence.flush(state, state_bytes);
         }

@@ -23,8 +23,10 @@ INPUT_BYTES_MAX = 1028
 MEMORY_MB = 2048
 HANG_S = 10
 PAST_CHECKSUM_MIN = 0.3
+# Stacks of allocations are kept short: findings are replayed, and then have whole ones.
+ASAN_OPTIONS = "malloc_context_size=1:quarantine_size_mb=8:detect_stack_use_after_return=0"
 # Recorded comparisons would only serve mutations that the fuzzer's own mutator does not make.
-FLAGS = "-fno-sanitize-recover=all -fno-sanitize-coverage=trace-cmp"
+FLAGS = "-fno-sanitize-coverage=trace-cmp"
 
 
 def find_compiler() -> str:
@@ -74,7 +76,7 @@ def start(
     """Start one fuzzer of `args.jobs`; they share the corpus and have a log each."""
     log = (folder / f"{number}.log").open("wb")
     command = [
-        str(args.build / "fuzz_pool"), f"-runs={-(-args.executions // args.jobs)}",
+        str(args.build / "fuzz_pool"), "-entropic=0", f"-runs={-(-args.executions // args.jobs)}",
         f"-max_total_time={args.seconds}", f"-seed={args.seed + number}", f"-timeout={HANG_S}",
         f"-rss_limit_mb={MEMORY_MB}", f"-max_len={INPUT_BYTES_MAX}", "-print_final_stats=1",
         # Leaks show in the replay and in the limit of memory: to look for them after an execution
@@ -83,6 +85,7 @@ def start(
         str(folder / "corpus"), str(folder / "attacks"),
     ]  # fmt: skip
     environment = os.environ | {
+        "ASAN_OPTIONS": ASAN_OPTIONS,
         "TRAININGCXL_FUZZ_COUNTS": str(folder / f"{number}.counts"),
         "TRAININGCXL_FUZZ_FOLDER": pools,
     }

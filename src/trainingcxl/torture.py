@@ -27,8 +27,13 @@ from trainingcxl import _core
 from trainingcxl.errors import TrainingCXLError
 from trainingcxl.pool import Pool, inspect, verify
 from trainingcxl.torture_model import Life, Scenario, live
-from trainingcxl.torture_power import PowerCut, forget_versions, keep_version
-from trainingcxl.torture_tally import Kill, Reference, Tally
+from trainingcxl.torture_power import (
+    PowerCut,
+    forget_versions,
+    is_in_transaction,
+    keep_version,
+)
+from trainingcxl.torture_tally import GROWTH_POINTS, Kill, Reference, Tally
 
 __all__ = ["SCENARIOS", "Torture", "torture"]
 
@@ -74,7 +79,7 @@ _JOURNAL_POINTS = (
 _POINTS_OF_CREATION = 60
 _LIFE_SECONDS_MAX = 60.0
 _LIVES_MAX = 400  # of one run; more means that it makes no progress
-_KILLS_PER_RUN = 12
+_KILLS_PER_RUN = 40
 _NO_BATCH = -1
 _LAG_MAX = 16  # of Pool
 
@@ -87,8 +92,10 @@ def torture(
     medium: Literal["auto", "fsdax", "block"],
     tally: Tally,
     has_power_cuts: bool = False,
+    kills: int | None = None,
 ) -> "Iterator[Torture]":
-    """Goes round all scenarios until the time is over or something differs; yields after each run.
+    """Goes round all scenarios until the time is over, something differs, or there were so many
+    kills; yields after each run.
 
     Pools of runs that ended well are removed.
     """
@@ -97,6 +104,8 @@ def torture(
     while True:
         for scenario in SCENARIOS:
             if time.monotonic() >= deadline and tally.runs > 0:
+                return
+            if kills is not None and tally.kills >= kills:
                 return
             if scenario.name not in made:
                 here = replace(scenario, medium=medium, has_power_cuts=has_power_cuts)
@@ -186,7 +195,7 @@ class Torture:
         self._shared = _Shared()
         self._acknowledged = 0
         self._has_died_recovering = False
-        self._was_cut = False
+        self._was_cut = self._was_in_transaction = False
         self._cut = PowerCut(f"{scenario.name} {seed}") if scenario.has_power_cuts else None
         import_module("torch._dynamo")  # optimizers import it when first made: not in every life
         self.reference = self._leave_alone(str(folder / f"{scenario.name}.alone.pool"))
@@ -232,7 +241,9 @@ class Torture:
             reach = min(batches - self._acknowledged + 1, 2 * self.scenario.dense_every + 4)
             kill = Kill(countdown=choose.randint(1, sum(points.values()) * reach // batches))
             kind = choose.random()
-            if kind < 0.4:
+            if 0 <= self.scenario.wide_batch - self._acknowledged < reach and choose.random() < 0.6:
+                kill = Kill(countdown=1, point=choose.choice(GROWTH_POINTS))
+            elif kind < 0.4:
                 with_journal = self.scenario.medium == "block"
                 name = choose.choice(_POINTS + with_journal * _JOURNAL_POINTS)
                 passed = points.get(name, 100) * reach // batches
@@ -285,9 +296,9 @@ class Torture:
         if messages:  # it had opened the pool, and recovered
             self._was_cut = False
         if code == -signal.SIGKILL:
-            self.tally.kills += 1
-            self.tally.died_at[point or "any time"] += 1
+            self.tally.count_kill(point, has_batch=self._acknowledged > 0)
             if self._cut is not None:
+                self._was_in_transaction = is_in_transaction(self.path)
                 self._cut.apply(self.path, point)
                 self._was_cut = True
         elif code < 0:
@@ -391,7 +402,8 @@ class Torture:
             self._differ(f"batch {committed} has a dense part of batch {report['dense_batch']}")
         if resumed != (committed if report["resume"] == "latest" else report["dense_batch"]):
             self._differ(f"resumed at {resumed} of {report}")
-        self.tally.count_recovery(report)
+        self.tally.count_recovery(report, was_in_transaction=self._was_in_transaction)
+        self._was_in_transaction = False
         self._compare_point(found, resumed)
 
     def _compare_point(self, found: dict[str, Any], resumed: int) -> None:

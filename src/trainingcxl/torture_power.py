@@ -11,13 +11,13 @@ import shutil
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from trainingcxl.pool import Pool
 
-__all__ = ["PowerCut", "forget_versions", "keep_version"]
+__all__ = ["PowerCut", "forget_versions", "is_in_transaction", "keep_version"]
 
 _SECTOR = 512
 _PAGE = 4096
@@ -30,6 +30,8 @@ _LOG_SESSION = 8192
 _LOG_SLOTS = (12288, 2 * _PAGE)  # both commit slots
 _LOG_RESUME = (64 << 10, 128 << 10)
 _LOG_DIRECTORY = (256 << 10, 256 << 10)
+_COMMIT_SLOTS = (12288, 16384)
+_FLAGS, _FLAG_BYTES = 4096, 64
 
 
 def keep_version(path: str, pool: Pool, *, starts_anew: bool) -> None:
@@ -136,6 +138,24 @@ class PowerCut:
                     continue
                 file.seek(begin)
                 file.write(bytes(length) if kind == "zero" else self._numpy.bytes(length))
+
+
+def is_in_transaction(path: str) -> bool:
+    """Whether the flag of a batch was set and its commit was not, in the log of a killed pool."""
+    log = Path(path, "log")
+    if not log.exists():
+        return False
+    with log.open("rb") as file:
+        slots = [_read(file, at) for at in _COMMIT_SLOTS]  # magic, seq, batch, life
+        _, seq, batch, life = max(slots, key=lambda slot: slot[1])
+        flag = _read(file, _LOG_DIRECTORY[0] + _FLAG_BYTES * ((batch + 1) % _FLAGS))
+    return seq > 0 and flag[1:3] == (batch + 1, life)  # magic, batch, life
+
+
+def _read(file: BinaryIO, at: int) -> tuple[int, int, int, int]:
+    file.seek(at)
+    raw = file.read(32)
+    return struct.unpack("<4Q", raw) if len(raw) == 32 else (0, 0, 0, 0)
 
 
 def _folder(path: str) -> Path:

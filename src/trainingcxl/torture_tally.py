@@ -5,7 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-__all__ = ["Kill", "Reference", "Tally", "percentile"]
+__all__ = ["GROWTH_POINTS", "Kill", "Reference", "Tally", "percentile"]
+
+# Named places of csrc/crash_point.h.
+GROWTH_POINTS = ("log: space allocated", "geometry: records")
+_CUT_POINTS = ("journal: slot", "journal: slot written")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +51,10 @@ class Tally:
     requests: int = 0
     kills_in_creation: int = 0
     kills_in_recovery: int = 0
+    kills_in_growth: int = 0
+    """At places where the log, a table or the geometry of a pool that has a batch grows."""
+    kills_in_cut: int = 0
+    """At places where the ring of the journal gets its new base."""
     kills_judged: int = 0
     """Lives that found a committed batch."""
     open_transactions: int = 0
@@ -74,6 +82,8 @@ class Tally:
             "requests": self.requests,
             "kills_in_creation": self.kills_in_creation,
             "kills_in_recovery": self.kills_in_recovery,
+            "kills_in_growth": self.kills_in_growth,
+            "kills_in_cut": self.kills_in_cut,
             "share_in_transaction": round(self.share_in_transaction, 3),
             "share_with_torn_rows": round(self.torn_transactions / max(1, self.kills_judged), 3),
             "rows_rolled_back": self.rows_rolled_back,
@@ -86,10 +96,21 @@ class Tally:
             "recovery_ms_max": percentile(self.recovery_ms, 100),
         }
 
-    def count_recovery(self, report: dict[str, Any]) -> None:
-        """Counts what a life found (the fields of RecoveryReport)."""
+    def count_kill(self, point: str, *, has_batch: bool) -> None:
+        """Counts a kill at a named place, or at any time."""
+        self.kills += 1
+        self.died_at[point or "any time"] += 1
+        self.kills_in_growth += has_batch and point in GROWTH_POINTS
+        self.kills_in_cut += has_batch and point in _CUT_POINTS
+
+    def count_recovery(self, report: dict[str, Any], *, was_in_transaction: bool = False) -> None:
+        """Counts what a life found (the fields of RecoveryReport).
+
+        `was_in_transaction`: seen in the files, where the recovery is from a journal, which does
+        not look at the flags.
+        """
         redone = report["committed_batch"] - report["resumed_batch"]
-        is_open = report["batches_undone"] > redone
+        is_open = was_in_transaction or report["batches_undone"] > redone
         self.kills_judged += 1
         self.batches_found.add(report["committed_batch"])
         self.open_transactions += is_open

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # the rigs import one another by name
 Ask = Callable[..., Any]
 
 

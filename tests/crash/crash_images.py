@@ -28,12 +28,14 @@ _SECONDS_MAX = 900  # of one child
 _SHOWN = 20  # problems
 # Per mode; of those for persistent memory half are distinct. On files each brings about two more:
 # more of the moments are followed by a recovery that is recorded, too.
-_IMAGES = {"tso": 22_000, "weak": 22_000, "block": 4_000}
+IMAGES = {"tso": 22_000, "weak": 22_000, "block": 4_000}
 _BLOCK_CONTROL = 5  # part of the images of a control
 # A fault is looked for in these, in this order ...
 _MUTANT_PLANS = ("background", "fused", "relive", "relive fused", "alternating", "workers",
-                 "workers fused")  # fmt: skip
-_BLOCK_PLANS = ("journal", "lag", "relived", "checkpoint", "same rows", "grown", "lag fused")
+                 "workers fused", "rewind")  # fmt: skip
+_BLOCK_PLANS = ("journal", "lag", "relived", "checkpoint", "same rows", "grown", "lag fused",
+                "rewound", "behind base", "slow dense",
+                "lag far")  # fmt: skip
 # ... and first in the one that is known to show it, where that is another.
 _SHOWN_BY = {
     "NoRowFence": "workers",
@@ -42,15 +44,24 @@ _SHOWN_BY = {
     "JournalNoReannounce": "lag",
     "JournalNoPreviousWait": "lag",
     "JournalDenseOverNeeded": "lag",
-    "JournalDenseAhead": "lag",
+    "JournalDenseAhead": "lag far",
     "JournalNoGrowSync": "grown",
     "JournalReleaseFirst": "grown",
     "JournalCutBeforeTables": "checkpoint",
-    "JournalCutBeforeDense": "checkpoint",
+    "JournalCutBeforeDense": "slow dense",
     "JournalRingOverrun": "checkpoint",
-    "JournalPreviousAlways": "checkpoint",
+    "JournalPreviousAlways": "slow dense",
     "JournalNoIdInCrc": "same rows",
     "JournalNoLife": "same rows",
+    "RewindWithoutEvidence": "rewind",
+    "RewindRowsNotPersisted": "rewind",
+    "RewindNotGoneOnWith": "rewind",
+    "RewindCutsFirst": "rewind",
+    "DenseOverResumed": "rewind",
+    "JournalRewindEvidenceLate": "rewound",
+    "JournalRewindSlotLate": "behind base",
+    "JournalRewindRowsLate": "behind base",
+    "JournalRewindIgnored": "behind base",
 }
 _BLOCK_FAULT = "Journal"  # so begin the names of the journal's
 
@@ -72,9 +83,11 @@ def faults() -> list[str]:
 
 
 def in_children(
-    jobs: list[Callable[[], dict[str, Any]]], width: int
+    jobs: list[Callable[[], dict[str, Any]]], width: int, *, seconds_max: int = _SECONDS_MAX
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Runs each job in a forked child; yields its number and what it returned or died of."""
+    """Runs each job in a forked child; yields its number and what it returned, or as "failed" what
+    it died of.
+    """
     running: dict[int, tuple[int, int]] = {}
     waiting = list(enumerate(jobs))
     while waiting or running:
@@ -83,28 +96,36 @@ def in_children(
             reader, writer = os.pipe()
             pid = os.fork()
             if pid == 0:
-                _answer(job, writer)
+                _answer(job, writer, seconds_max)
             os.close(writer)
             running[pid] = number, reader
         pid, status = os.wait()
         number, reader = running.pop(pid)
         with os.fdopen(reader) as pipe:
             said = pipe.read()
-        yield number, json.loads(said) if said else {"died": f"status {status}", "problems": ["!"]}
+        yield number, json.loads(said) if said else {"failed": f"died with status {status}"}
 
 
-def _answer(job: Callable[[], dict[str, Any]], writer: int) -> None:
+def _answer(job: Callable[[], dict[str, Any]], writer: int, seconds_max: int) -> None:
     try:
-        signal.alarm(_SECONDS_MAX)
+        signal.alarm(seconds_max)
         answer = job()
     except BaseException:
-        answer = {"problems": [traceback.format_exc()]}
+        answer = {"failed": traceback.format_exc()}
     with os.fdopen(writer, "w") as pipe:
         json.dump(answer, pipe)
     os._exit(0)
 
 
-def run_plan(name: str, mode: str, images: int, seed: int, problems_max: int = 5) -> dict[str, Any]:
+def run_plan(
+    name: str,
+    mode: str,
+    images: int,
+    seed: int,
+    problems_max: int = 5,
+    *,
+    only_damage: bool = False,
+) -> dict[str, Any]:
     """One plan in one mode."""
     from power_rig import Rig
     from power_trace import BLOCK_TRACES, TRACES
@@ -112,7 +133,7 @@ def run_plan(name: str, mode: str, images: int, seed: int, problems_max: int = 5
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tcxl-images-") as folder:
         rig = Rig(
             (BLOCK_TRACES if mode == "block" else TRACES)[name], Path(folder, "rig"), mode=mode,
-            seed=seed, images=images, problems_max=problems_max,
+            seed=seed, images=images, problems_max=problems_max, only_damage=only_damage,
         )  # fmt: skip
         tally = rig.run()
     return {
@@ -138,7 +159,8 @@ def run_images(mode: str, images: int, seed: int, width: int) -> tuple[dict[str,
         for i, (name, plan) in enumerate(traces.items())
     ]
     results = [result for _, result in in_children(jobs, width)]
-    problems = [problem for result in results for problem in result["problems"]]
+    problems = [problem for result in results for problem in result.get("problems", [])]
+    problems += [result["failed"] for result in results if "failed" in result]
     line = {"rig": "images", "mode": mode}
     totals = {
         key: sum(result.get(key, 0) for result in results)
@@ -150,7 +172,12 @@ def run_images(mode: str, images: int, seed: int, width: int) -> tuple[dict[str,
 
 
 def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[str, Any]:
-    """One fault, until it is found: first with few images, as most faults show at once."""
+    """One fault, until it is found: first with few images, as most faults show at once.
+
+    Found is lost or wrong bytes, a lost batch, a store outside the protocol, or an image that is
+    refused: the controls show that the build without a fault recovers all of theirs. Anything else
+    that goes wrong, in the training already say, is no finding.
+    """
     from trainingcxl import _core
 
     _core.plant_fault(number)
@@ -160,19 +187,20 @@ def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[s
         plans, modes = _BLOCK_PLANS, ("block",)
     first = _SHOWN_BY.get(name, plans[0])
     plans = sorted(plans, key=lambda plan: plan != first)
-    tried = 0
+    tried, notes = 0, set()
     for plan, mode, count in [
         *((first, mode, images // 8) for mode in modes),
         *((plan, mode, images) for plan in plans for mode in modes),
     ]:
         try:
-            result = run_plan(plan, mode, count, seed + tried, problems_max)
-        except Exception as error:  # a fault may show in the training itself
-            result = {"images": 0, "problems": [f"{type(error).__name__}: {error}"]}
+            result = run_plan(plan, mode, count, seed + tried, problems_max, only_damage=True)
+        except Exception as error:
+            notes.add(f"{plan}: {type(error).__name__}: {str(error).splitlines()[0]}")
+            continue
         tried += result["images"]
         if result["problems"]:
             return {"images": tried, "problems": result["problems"], "plan": plan}
-    return {"images": tried, "problems": []}
+    return {"images": tried, "problems": [], "notes": sorted(notes)}
 
 
 def run_control(images: int, seed: int) -> dict[str, Any]:
@@ -203,11 +231,14 @@ def run_mutants(
     bad_images: dict[str, int] = {}
     problems = []
     for i, result in in_children(jobs, width):
+        damage = result.get("problems", [])
         if order[i] == 0:
-            problems += [f"without a fault: {problem}" for problem in result["problems"]]
+            damage += [result["failed"]] if "failed" in result else []
+            problems += [f"without a fault: {problem}" for problem in damage]
         else:
-            bad_images[names[order[i]]] = len(result["problems"])
-            shown = result["problems"][0].splitlines()[0] if result["problems"] else "NOT FOUND"
+            bad_images[names[order[i]]] = len(damage)
+            notes = result.get("failed") or "; ".join(result.get("notes", []))
+            shown = damage[0].splitlines()[0] if damage else f"NOT FOUND {notes}"
             print(f"{names[order[i]]}: {result.get('plan')}: {shown}", file=sys.stderr, flush=True)
     missed = [name for name, count in bad_images.items() if count == 0]
     line = {"rig": "mutants", "mutants": len(bad_images), "found": len(bad_images) - len(missed),
@@ -217,7 +248,7 @@ def run_mutants(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--images", type=int, help=f"per mode, about; usually {_IMAGES}")
+    parser.add_argument("--images", type=int, help=f"per mode, about; usually {IMAGES}")
     parser.add_argument("--modes", default="tso,weak,block")
     parser.add_argument("--faults", type=Path, help="native core built by tools/fault_build.sh")
     parser.add_argument("--mutant-images", type=int, default=1500, help="per fault and plan")
@@ -232,7 +263,7 @@ def main() -> int:
     problems: list[str] = []
     for mode in filter(None, options.modes.split(",")):
         started = time.perf_counter()
-        images = options.images or _IMAGES[mode]
+        images = options.images or IMAGES[mode]
         line, found = run_images(mode, images, options.seed, options.jobs)
         print(json.dumps(line | {"seconds": round(time.perf_counter() - started, 1)}), flush=True)
         problems += found

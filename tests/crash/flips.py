@@ -12,6 +12,7 @@ undetected.
 """
 
 import json
+import os
 import random
 import shutil
 import sys
@@ -20,26 +21,34 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
+import numpy as np
 import torch
+from crash_images import in_children
 
 import trainingcxl as tcxl
+from trainingcxl import _core
 from trainingcxl.errors import TrainingCXLError
 from trainingcxl.pool import Pool, verify
 
 ROWS = {"a": 30, "b": 7}
-BATCHES, DENSE_EVERY = 8, 3
+BATCHES, DENSE_EVERY, KEEP_DENSE = 8, 3, 1
+NAMES = ("closed", "killed")
 LINE = 64
 UNUSED_TRIED = 300
 
 State = dict[str, bytes]
 
 
-def state_of(pool: Pool) -> State:
+def state_of(core: "_core.Pool") -> State:
     """Rows, their state and the dense part."""
-    state = {name: t.weight.tobytes() + t.state.tobytes() for name, t in pool.tables.items()}
-    blob = pool.core.dense_blob()
+    state = {
+        table["name"]: core.weight(i).tobytes() + core.state(i).tobytes()
+        for i, table in enumerate(core.tables())
+    }
+    blob = core.dense_blob()
     return {**state, "dense": b"" if blob is None else blob.tobytes()}
 
 
@@ -48,7 +57,7 @@ class Training:
 
     def __init__(self, path: Path, *, dense_every: int, check_rows: bool) -> None:
         torch.manual_seed(0)
-        self.pool = Pool(path, threads=1, check_rows=check_rows)
+        self.pool = Pool(path, threads=1, check_rows=check_rows, keep_dense=KEEP_DENSE)
         kinds = (tcxl.optim.Adagrad(lr=0.1), tcxl.optim.RowWiseAdagrad(lr=0.1))
         self.bags = [
             tcxl.EmbeddingBagCollection(
@@ -84,7 +93,7 @@ class Training:
             pooled = torch.cat([bag(ids) for bag, ids in batch.items()], 1)
             self.run.step(self.head(pooled).square().sum())
             self.pool.core.wait_dense()
-            states[self.run.committed_batch] = state_of(self.pool)
+            states[self.run.committed_batch] = state_of(self.pool.core)
         return states
 
 
@@ -106,7 +115,7 @@ def targets(folder: Path, *, check_rows: bool) -> list[Target]:
     closed.train()
     shutil.copytree(folder / "closed", folder / "killed")
     closed.pool.close()
-    return [Target(name, folder / name, states) for name in ("closed", "killed")]
+    return [Target(name, folder / name, states) for name in NAMES]
 
 
 def places(path: Path, every: int, choose: random.Random) -> Iterator[tuple[str, int]]:
@@ -128,8 +137,16 @@ def outcome(target: Target) -> str:
     """What the damaged pool comes to."""
     try:
         damage = verify(target.path)
-        with Pool(target.path, read_only=True) as pool:
-            is_right = state_of(pool) == target.states.get(pool.committed_batch)
+        core = _core.Pool(  # as Pool does, but for the engine's threads
+            path=str(target.path), device="", durability="process", read_only=True, unlocked=False,
+            trust_after_reboot=False, force_medium="", assume_reboot=False, sparse=False,
+        )  # fmt: skip
+        try:
+            found = core.recover(True)
+            json.loads(found["resume"])
+            is_right = state_of(core) == target.states.get(found["resumed_batch"])
+        finally:
+            core.close(False)
     except TrainingCXLError:
         return "detected"
     if is_right:
@@ -144,32 +161,25 @@ def flip_all(target: Target, every: int, seed: int) -> tuple[Counter[str], list[
         raise SystemExit(f"the {target.name} pool is not whole before any flip")
     counts: Counter[str] = Counter()
     unseen = []
+    files = {name: np.memmap(target.path / name, np.uint8, "r+") for name in ("log", "data")}
     for name, offset in places(target.path, every, choose):
         bit = 1 << choose.randrange(8)
-        with (target.path / name).open("r+b") as file:
-            file.seek(offset)
-            byte = file.read(1)[0]
-            file.seek(offset)
-            file.write(bytes([byte ^ bit]))
-            file.flush()
-            found = outcome(target)
-            file.seek(offset)
-            file.write(bytes([byte]))
+        files[name][offset] ^= bit
+        found = outcome(target)
+        files[name][offset] ^= bit
         counts[found] += 1
         if found == "undetected":
             unseen.append(f"{target.name}/{name} byte {offset}, bit {bit}")
     return counts, unseen
 
 
-def run(folder: Path, *, every: int, seed: int, check_rows: bool) -> tuple[Counter[str], list[str]]:
-    """All pools."""
-    counts: Counter[str] = Counter()
-    unseen: list[str] = []
-    for target in targets(folder, check_rows=check_rows):
-        some, places_unseen = flip_all(target, every, seed)
-        counts += some
-        unseen += places_unseen
-    return counts, unseen
+def run_target(number: int, *, every: int, seed: int, check_rows: bool) -> dict[str, Any]:
+    """One of the pools, in a folder of its own."""
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
+        target = targets(Path(folder), check_rows=check_rows)[number]
+        counts, unseen = flip_all(target, every, seed)
+    return {"counts": counts, "unseen": unseen}
 
 
 @click.command()
@@ -178,9 +188,17 @@ def run(folder: Path, *, every: int, seed: int, check_rows: bool) -> tuple[Count
 @click.option("--check-rows/--no-check-rows", default=True, help="Checksums of rows.")
 def main(every: int, seed: int, check_rows: bool) -> None:
     """Flip, look, count."""
-    shm = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
-        counts, unseen = run(Path(folder), every=every, seed=seed, check_rows=check_rows)
+    jobs = [
+        lambda number=number: run_target(number, every=every, seed=seed, check_rows=check_rows)
+        for number in range(len(NAMES))
+    ]
+    counts: Counter[str] = Counter()
+    unseen: list[str] = []
+    for _, result in in_children(jobs, len(os.sched_getaffinity(0))):
+        if "failed" in result:
+            raise SystemExit(result["failed"])
+        counts.update(result["counts"])
+        unseen += result["unseen"]
     kinds = ("detected", "repaired", "harmless", "undetected")
     figures = {kind: counts[kind] for kind in kinds}
     print(json.dumps({"rig": "flips", "bytes": counts.total(), **figures}))

@@ -32,6 +32,7 @@ class BlockMedium(Medium):
     def __init__(self, contents: list[bytes | None]) -> None:
         super().__init__(contents, _SECTOR_WORDS)
         self._kinds = Kinds()
+        self._split: tuple[list[Granule], list[Granule], list[Granule]] = ([], [], [])
 
     def flush(self, thread: int, number: int, offset: int, num_bytes: int) -> None:
         """Reaches the page cache alone."""
@@ -73,9 +74,14 @@ class BlockMedium(Medium):
 
     def _subset(self, keys: list[Granule], choose: random.Random) -> list[Granule]:
         """What is not believed counts as one: of the rest one may be alone, or missing."""
-        rest = [key for key in keys if not self._is_disbelieved(key)]
+        if self._split[0] is not keys:
+            parts: tuple[list[Granule], list[Granule]] = ([], [])
+            for key in keys:
+                parts[self._is_disbelieved(key)].append(key)
+            self._split = (keys, *parts)
+        _, rest, others = self._split
         share = choose.choice((0.0, 0.5, 1.0))
-        some = [key for key in keys if self._is_disbelieved(key) and choose.random() < share]
+        some = [key for key in others if choose.random() < share]
         return some + (super()._subset(rest, choose) if rest else [])
 
     def _is_disbelieved(self, key: Granule) -> bool:

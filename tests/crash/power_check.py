@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from power_medium import Image, Medium
+from power_medium import PAGE_WORDS, Image, Medium
 from power_trace import Plan, State, Training, dense_blob, open_core
 
-__all__ = ["Expect", "Scratch", "check"]
+from trainingcxl.errors import PoolCorrupted, PoolVersionError, RecoveryError
 
-_PAGE_WORDS = 512
+__all__ = ["NO_DAMAGE", "REFUSALS", "Expect", "Scratch", "check"]
+
+NO_DAMAGE = "no damage: "
+"""So begin problems that show no lost and no wrong bytes. They are problems all the same, but no
+planted fault counts as found by one.
+"""
+REFUSALS = (PoolCorrupted, PoolVersionError, RecoveryError)
 
 
 @dataclass
@@ -92,42 +98,51 @@ class Scratch:
 
     Args:
         folder: Where; on tmpfs.
-        medium: The durable state that images differ from.
         pages: Pages of each file that a recovery may store into.
         names: Of the files.
     """
 
-    def __init__(
-        self, folder: Path, medium: Medium, pages: list[set[int]], names: tuple[str, ...]
-    ) -> None:
+    def __init__(self, folder: Path, pages: list[set[int]], names: tuple[str, ...]) -> None:
         self.path = folder / "pool"
         self.path.mkdir(parents=True, exist_ok=True)
-        self.medium = medium
-        self._names = names
+        self._names, self._pages = names, pages
         self._maps: list[np.ndarray | None] = [None for _ in names]
-        self._touched = pages
+        self._stored: list[np.ndarray] = [np.zeros(0, np.int64) for _ in names]
+        self._touched: list[set[int]] = [set() for _ in names]
         self._puts = 0
         self.stray: list[str] = []
+
+    def begin(self, medium: Medium) -> None:
+        """From now on images differ from this medium's durable state."""
+        self.medium = medium
         medium.changed.clear()
-        for number in range(len(names)):
-            self._rewrite(number)
+        for number, (file, pages) in enumerate(zip(medium.files, self._pages, strict=True)):
+            self._touched[number] |= pages | file.pages
+            self._stored[number] = np.fromiter(pages, np.int64, len(pages))
+            self._bring_back(number)
 
     def follow(self) -> None:
         """The durable state has moved on."""
-        for number, file in enumerate(self.medium.files):
-            if file.durable.size != self._home(number).size:
-                self._rewrite(number)
         for number, page in self.medium.changed:
-            if page * _PAGE_WORDS < self._home(number).size:
-                part = slice(page * _PAGE_WORDS, (page + 1) * _PAGE_WORDS)
+            self._touched[number].add(page)
+        for number, file in enumerate(self.medium.files):
+            home = self._maps[number]
+            if home is None or file.durable.size != home.size:
+                self._bring_back(number)
+        for number, page in self.medium.changed:
+            if page * PAGE_WORDS < self._home(number).size:
+                part = slice(page * PAGE_WORDS, (page + 1) * PAGE_WORDS)
                 self._home(number)[part] = self.medium.files[number].durable[part]
-                self._touched[number].add(page)
         self.medium.changed.clear()
 
     def put(self, image: Image) -> None:
+        self._patched: list[list[np.ndarray]] = [[] for _ in self._names]
         for number, places, values in image.patch:
             self._home(number)[places] = values
-            self._touched[number].update((places // _PAGE_WORDS).tolist())
+            pages = places // PAGE_WORDS  # in order
+            pages = pages[np.flatnonzero(np.diff(pages, prepend=-1))]
+            self._patched[number].append(pages)
+            self._touched[number].update(pages.tolist())
         for number, size in enumerate(image.sizes):
             file = self.path / self._names[number]
             if size < 0:
@@ -142,39 +157,48 @@ class Scratch:
         for number, file in enumerate(self.medium.files):
             path = self.path / self._names[number]
             if self._maps[number] is None or path.stat().st_size != 8 * file.durable.size:
-                self._rewrite(number)
-                continue
-            home = self._home(number)
-            pages = np.fromiter(self._touched[number], np.int64)
-            pages = pages[pages < home.size // _PAGE_WORDS]
-            now = home.reshape(-1, _PAGE_WORDS)
-            then = file.durable.reshape(-1, _PAGE_WORDS)
-            if was_trained:
-                np.copyto(now, then)
-                continue
-            now[pages] = then[pages]
-            if self._puts % 64 == 0 and not np.array_equal(home, file.durable):
-                page = int(np.flatnonzero(home != file.durable)[0]) // _PAGE_WORDS
-                self.stray.append(f"recovery stored into page {page} of '{self._names[number]}'")
-                self._rewrite(number)
+                self._bring_back(number)
+            elif was_trained:
+                self._copy_all(number)
+            else:
+                self._copy(number, np.concatenate([self._stored[number], *self._patched[number]]))
+                home = self._home(number)
+                if self._puts % 64 == 0 and not np.array_equal(home, file.durable):
+                    page = int(np.flatnonzero(home != file.durable)[0]) // PAGE_WORDS
+                    name = self._names[number]
+                    self.stray.append(f"recovery stored into page {page} of '{name}'")
+                    self._copy_all(number)
 
     def _home(self, number: int) -> np.ndarray:
         home = self._maps[number]
         assert home is not None
         return home
 
-    def _rewrite(self, number: int) -> None:
+    def _copy(self, number: int, pages: np.ndarray) -> None:
+        home, durable = self._home(number), self.medium.files[number].durable
+        pages = pages[pages < home.size // PAGE_WORDS]
+        now = home.reshape(-1, PAGE_WORDS)
+        now[pages] = durable.reshape(-1, PAGE_WORDS)[pages]
+
+    def _copy_all(self, number: int) -> None:
+        home, durable = self._home(number), self.medium.files[number].durable
+        differs = (home.reshape(-1, PAGE_WORDS) != durable.reshape(-1, PAGE_WORDS)).any(1)
+        self._copy(number, np.flatnonzero(differs))
+
+    def _bring_back(self, number: int) -> None:
+        """The file, with the durable state's size and bytes."""
         path, durable = self.path / self._names[number], self.medium.files[number].durable
-        self._maps[number] = None
-        if not durable.size:
+        home = self._maps[number]
+        if home is None or home.size != durable.size or path.stat().st_size != 8 * durable.size:
+            self._maps[number] = None
             path.write_bytes(b"")
+            os.truncate(path, 8 * durable.size)
             self._maps[number] = np.zeros(0, np.uint64)
-            return
-        path.touch()
-        os.truncate(path, 8 * durable.size)  # pages that are there already stay: that is faster
-        home = np.memmap(path, np.uint64, "r+")
-        home[:] = durable
-        self._maps[number] = home
+            if not durable.size:
+                return
+            self._maps[number] = np.memmap(path, np.uint64, "r+")
+            self._touched[number] = self._pages[number] | self.medium.files[number].pages
+        self._copy(number, np.fromiter(self._touched[number], np.int64))
 
 
 @dataclass
@@ -205,14 +229,30 @@ def check(path: Path, expect: Expect, choose: random.Random, *, goes_on: bool) -
         if goes_on and not found.problems:
             _go_on(path, expect, found)
     except Exception as error:  # whatever it is, the image was not recovered
-        found.problems.append(f"{type(error).__name__}: {error}")
+        if not found.problems:
+            found.problems.append(f"{NO_DAMAGE}{type(error).__name__}: {error}")
     return found
 
 
-def _recover(path: Path, expect: Expect, found: Found, *, exact: bool) -> dict[str, Any] | None:
-    core = expect.open(path)
+def _opened(
+    expect: Expect, path: Path, found: Found, *, exact: bool, is_rebooted: bool = True
+) -> tuple[Any, dict[str, Any]]:
+    """The recovered pool. An image that no sound build leaves is refused, which is damage."""
     try:
-        report: dict[str, Any] = core.recover(exact)
+        core = expect.open(path, is_rebooted=is_rebooted)
+        try:
+            return core, core.recover(exact)
+        except BaseException:
+            core.close(False)
+            raise
+    except REFUSALS as error:
+        found.problems.append(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _recover(path: Path, expect: Expect, found: Found, *, exact: bool) -> dict[str, Any] | None:
+    core, report = _opened(expect, path, found, exact=exact)
+    try:
         if not report["has_point"]:
             if expect.acked is not None:
                 found.problems.append(f"nothing was found, batch {expect.acked[0]} was promised")
@@ -269,9 +309,9 @@ def _compare_record(report: dict[str, Any], expect: Expect, found: Found) -> Non
 
 def _recover_again(path: Path, expect: Expect, found: Found, choose: random.Random) -> None:
     """I4: a second recovery finds the same point, whatever it is asked for, and changes nothing."""
-    core = expect.open(path, is_rebooted=choose.random() < 0.5)
+    is_rebooted, exact = choose.random() < 0.5, choose.random() < 0.5
+    core, report = _opened(expect, path, found, exact=exact, is_rebooted=is_rebooted)
     try:
-        report = core.recover(choose.random() < 0.5)
         if report["resumed_batch"] != found.point or report["rows_changed"]:
             found.problems.append(
                 f"a second recovery came to {report['resumed_batch']} and changed "

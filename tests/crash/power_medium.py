@@ -9,18 +9,20 @@ reached the medium is open:
   the next one some words, whose order is not known.
 """
 
+import copy
 import itertools
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 __all__ = [
-    "FENCE", "FLUSH", "FOLDER", "MARK", "POINT", "STORE", "SYNC_END", "FileState", "Granule",
-    "Image", "Kinds", "Medium", "Patch", "Step", "chosen_steps",
+    "FENCE", "FLUSH", "FOLDER", "MARK", "PAGE_WORDS", "POINT", "STORE", "SYNC_END", "FileState",
+    "Granule", "Image", "Kinds", "Medium", "Patch", "Step", "chosen_steps", "copy_of",
 ]  # fmt: skip
 
+PAGE_WORDS = 512
 STORE, FLUSH, FENCE, SIZE, SYNC_BEGIN, SYNC_END, FOLDER, POINT, MARK = range(9)
 Granule = tuple[int, int]  # file, number in the file
 Step = tuple[int, np.ndarray, np.ndarray]  # number, words, values
@@ -38,6 +40,25 @@ class FileState:
     durable_sizes: list[int] = field(default_factory=list)
     """Sizes that it may have on the medium; the last is the present one."""
     is_entry_durable: bool = True
+    pages: set[int] = field(default_factory=set)
+    """Those that are not zero, and others: the files are large and nearly empty."""
+
+    @classmethod
+    def of(cls, words: np.ndarray, size: int, pages: set[int] | None = None) -> "FileState":
+        """All of it durable; -1: not there."""
+        if pages is None:
+            pages = set((np.flatnonzero(words) // PAGE_WORDS).tolist())
+        memory = copy_of(words, pages)
+        return cls(words, memory, size, [max(size, -1)], size >= 0, set(pages))
+
+    def copy(self) -> "FileState":
+        return replace(
+            self,
+            durable=copy_of(self.durable, self.pages),
+            memory=copy_of(self.memory, self.pages),
+            durable_sizes=list(self.durable_sizes),
+            pages=set(self.pages),
+        )
 
     def resize(self, size: int) -> None:
         """What is cut off reads as zero, should the file grow again."""
@@ -64,30 +85,68 @@ class Medium:
 
     def __init__(self, contents: list[bytes | None], granule_words: int = 8) -> None:
         self.granule_words = granule_words
-        self.files = []
-        for content in contents:
-            words = np.frombuffer(_padded(content or b""), np.uint64)
-            size = -1 if content is None else len(content)
-            self.files.append(
-                FileState(words.copy(), words.copy(), size, [size], content is not None)
+        self.files = [
+            FileState.of(
+                np.frombuffer(_padded(content or b""), np.uint64).copy(),
+                -1 if content is None else len(content),
             )
+            for content in contents
+        ]
         self.folder_is_durable = any(content is not None for content in contents)
         self.pending: dict[Granule, list[tuple[int, np.ndarray, np.ndarray]]] = {}
         self._flushed: dict[int, dict[Granule, int]] = {}
         self._step = 0
         self._synced: dict[tuple[int, int], tuple[int, int, int, int]] = {}
-        self.key = 0
-        for number, file in enumerate(self.files):
-            places = np.flatnonzero(file.durable)
-            self.key ^= _mix(number, places, file.durable[places])
+        self._moved: Patch = []
+        self.key = self._key()
         self.changed: set[tuple[int, int]] = set()
         """Pages of `durable` that changed since this was last emptied."""
+
+    def copy(self) -> "Medium":
+        """Goes on by itself."""
+        other = copy.copy(self)
+        other.files = [file.copy() for file in self.files]
+        other.pending = {key: list(steps) for key, steps in self.pending.items()}
+        other._flushed = {thread: dict(keys) for thread, keys in self._flushed.items()}
+        other._synced = dict(self._synced)
+        other.changed, other._moved = set(), []
+        return other
+
+    def after(self, image: "Image") -> "Medium":
+        """One that holds the image, durable, in files that no process has open."""
+        other = copy.copy(self)
+        other.files, other.pending, other._flushed, other._synced = [], {}, {}, {}
+        other.changed, other._moved = set(), []
+        for number, (file, size) in enumerate(zip(self.files, image.sizes, strict=True)):
+            words = copy_of(file.durable, file.pages)
+            pages = set(file.pages)
+            for where, places, values in image.patch:
+                if where == number:
+                    words[places] = values
+                    pages.update((places // PAGE_WORDS).tolist())
+            words = _resized(words, (size + 7) // 8)
+            other.files.append(FileState.of(words, size, pages))
+        other.folder_is_durable = any(size >= 0 for size in image.sizes)
+        other.key = other._key()
+        return other
+
+    def _key(self) -> int:
+        key = 0
+        for number, file in enumerate(self.files):
+            places = np.concatenate(
+                [np.arange(p * PAGE_WORDS, (p + 1) * PAGE_WORDS) for p in file.pages]
+                or [np.zeros(0, np.int64)]
+            )
+            places = places[places < file.durable.size]
+            key ^= _mix(number, places, file.durable[places])
+        return key
 
     # --- following the record
 
     def store(self, number: int, places: np.ndarray, values: np.ndarray) -> None:
         file = self.files[number]
         file.memory[places] = values
+        file.pages.update((places // PAGE_WORDS).tolist())
         self._step += 1
         granules = places // self.granule_words
         bounds = [0, *(np.flatnonzero(np.diff(granules)) + 1), len(places)]
@@ -108,6 +167,7 @@ class Medium:
     def fence(self, thread: int) -> None:
         for key, step in self._flushed.pop(thread, {}).items():
             self._retire(key, step)
+        self._mix_moved()
 
     def forget_flushes(self) -> None:
         """The threads are gone that could have fenced what they flushed."""
@@ -125,6 +185,7 @@ class Medium:
         for key in [key for key in self.pending if key[0] == number]:
             if offset <= key[1] * granule_bytes < end:
                 self._retire(key, step)
+        self._mix_moved()
         file = self.files[number]
         if num_bytes == 0 and size in file.durable_sizes:
             del file.durable_sizes[: file.durable_sizes.index(size)]
@@ -157,11 +218,16 @@ class Medium:
         while steps and steps[0][0] <= through:
             _, places, values = steps.pop(0)
             file = self.files[key[0]]
-            self.key ^= _mix(key[0], places, file.durable[places]) ^ _mix(key[0], places, values)
+            self._moved.append((key[0], places, file.durable[places]))
+            self._moved.append((key[0], places, values))
             file.durable[places] = values
-            self.changed.add((key[0], int(places[0]) // 512))
+            self.changed.add((key[0], int(places[0]) // PAGE_WORDS))
         if not steps:
             self.pending.pop(key, None)
+
+    def _mix_moved(self) -> None:
+        self.key ^= _mix_all(self._moved)
+        self._moved.clear()
 
     # --- images
 
@@ -334,9 +400,32 @@ def _mix(number: int, places: np.ndarray, values: np.ndarray) -> int:
     return int(np.bitwise_xor.reduce(h[values != 0], initial=np.uint64(0)))
 
 
+def _mix_all(patch: Patch) -> int:
+    key = 0
+    for number in {entry[0] for entry in patch}:
+        places = np.concatenate([entry[1] for entry in patch if entry[0] == number])
+        values = np.concatenate([entry[2] for entry in patch if entry[0] == number])
+        key ^= _mix(number, places, values)
+    return key
+
+
 def _resized(words: np.ndarray, count: int) -> np.ndarray:
+    if words.size == count:
+        return words
     more = np.zeros(max(0, count - words.size), np.uint64)
     return np.concatenate([words[:count], more])
+
+
+def copy_of(words: np.ndarray, pages: set[int]) -> np.ndarray:
+    """Of which all that is not zero lies in `pages`."""
+    out = np.zeros(words.size, np.uint64)
+    whole = words.size // PAGE_WORDS
+    numbers = np.fromiter(pages, np.int64, len(pages))
+    numbers = numbers[numbers < whole]
+    end = whole * PAGE_WORDS
+    out[:end].reshape(-1, PAGE_WORDS)[numbers] = words[:end].reshape(-1, PAGE_WORDS)[numbers]
+    out[end:] = words[end:]
+    return out
 
 
 def _padded(content: bytes) -> bytes:

@@ -2,24 +2,24 @@
 failure could leave there; also inside recoveries, and after kills that a power failure follows.
 """
 
-import copy
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from power_block import BlockMedium
-from power_check import Expect, Found, Scratch, check
+from power_check import NO_DAMAGE, REFUSALS, Expect, Found, Scratch, check
 from power_medium import (
     FENCE,
     FLUSH,
     FOLDER,
     IN_FLIGHT,
     MARK,
+    PAGE_WORDS,
     SIZE,
     STORE,
     SYNC_BEGIN,
@@ -29,15 +29,17 @@ from power_medium import (
     Medium,
 )  # fmt: skip
 from power_shadow import Shadow
-from power_trace import Plan, Trace, record, recording
+from power_trace import Plan, Recorded, Trace, record, recording
 
-__all__ = ["Rig", "Tally"]
+__all__ = ["Rig", "Tally", "apply"]
 
 _LEAST = 4  # images of a moment
 # Share of the moments at which the process is killed before the power fails. A slot that is only in
 # the cache is what a recovery must not build on.
 _KILLS, _KILLS_AT_SLOT = 0.04, 0.5
 _RECORD_PAGES = 18
+_HEAD_PAGES = 48  # up to the second resume record
+_HEAD_WORDS = (4 << 20) // 8
 _KILLS_BLOCK = 0.12  # there, every slot of the log is in the cache alone
 
 
@@ -66,6 +68,7 @@ class Rig:
         seed: Of all choices.
         images: How many to recover, about.
         problems_max: Stop after so many.
+        only_damage: Leave out problems that begin with NO_DAMAGE.
     """
 
     def __init__(
@@ -77,8 +80,10 @@ class Rig:
         seed: int,
         images: int,
         problems_max: int = 3,
+        only_damage: bool = False,
     ) -> None:
         self.folder, self.mode, self.images, self.problems_max = folder, mode, images, problems_max
+        self._only_damage = only_damage
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "origin").mkdir(parents=True)
         self.choose = random.Random(seed)
@@ -89,6 +94,7 @@ class Rig:
         self._pages = [_pages_of(self.trace, number) for number in range(len(plan.files))]
         self.tally = Tally()
         self._tried: set[tuple[int, Any]] = set()
+        self._scratches: dict[str, Scratch] = {}
         self._since_nested = 0
         self._moments = 1.0  # share of them that is tried
 
@@ -109,7 +115,12 @@ class Rig:
         return BlockMedium(contents) if self._is_block else Medium(contents)
 
     def _scratch(self, folder: str, medium: Medium) -> Scratch:
-        return Scratch(self.folder / folder, medium, self._pages, self.trace.plan.files)
+        scratch = self._scratches.get(folder)
+        if scratch is None:
+            scratch = Scratch(self.folder / folder, self._pages, self.trace.plan.files)
+            self._scratches[folder] = scratch
+        scratch.begin(medium)
+        return scratch
 
     @property
     def is_over(self) -> bool:
@@ -134,16 +145,22 @@ class Rig:
             if is_moment and (event["kind"] != FENCE or medium.would_change(int(event["thread"]))):
                 self._try_all(scratch, medium, expect, kinds, per_moment, is_nested=is_nested)
             if shadow is not None and event["kind"] == STORE:
-                self.tally.problems += shadow.stored(trace, event)
-            _apply(trace, medium, event)
+                self._note(shadow.stored(trace, event))
+            apply(trace, medium, event)
             if mark is None:
                 continue
             expect.note(mark, following, is_all_durable=not medium.pending)
             kinds.learn(medium.files[0].memory)
             if shadow is not None:
-                self.tally.problems += shadow.noted(mark, medium, kinds)
+                self._note(shadow.noted(mark, medium, kinds))
             self._try_all(scratch, medium, expect, kinds, per_moment, is_nested=is_nested)
-        self.tally.problems += scratch.stray
+        self._note(NO_DAMAGE + stray for stray in scratch.stray)
+        scratch.stray = []
+
+    def _note(self, problems: Iterable[str]) -> None:
+        for problem in problems:
+            if not (self._only_damage and problem.startswith(NO_DAMAGE)):
+                self.tally.problems.append(problem)
 
     # --- one moment
 
@@ -173,7 +190,7 @@ class Rig:
             found = self._try(scratch, image, expect)
             self.tally.undone += found.has_undone
             where = f"{self.trace.plan.name}, acked {expect.acked}, pending {sorted(pending)}"
-            self.tally.problems += [f"{problem} [{where}]" for problem in found.problems]
+            self._note(f"{problem} [{where}]" for problem in found.problems)
             if self.is_over:
                 return
             self._since_nested += 1
@@ -197,19 +214,12 @@ class Rig:
 
     def _crash_in_recovery(self, medium: Medium, image: Image, expect: Expect) -> None:
         """Power fails, the image is recovered, power fails again."""
-        contents: list[bytes | None] = []
-        for number, (file, size) in enumerate(zip(medium.files, image.sizes, strict=True)):
-            words = file.durable.copy()
-            for where, places, values in image.patch:
-                if where == number:
-                    words[places] = values
-            contents.append(words.tobytes()[:size] if size >= 0 else None)
-        self._recover_recorded(self._medium(contents), expect, is_rebooted=True)
+        self._recover_recorded(medium.after(image), expect, is_rebooted=True)
 
     def _kill_then_cut(self, medium: Medium, expect: Expect) -> None:
         """The process is killed, a recovery builds on what was only in the cache, power fails."""
         if expect.acked is not None:
-            killed = copy.deepcopy(medium)
+            killed = medium.copy()
             killed.forget_flushes()
             self._recover_recorded(killed, expect, is_rebooted=False)
 
@@ -224,8 +234,8 @@ class Rig:
                 found = core.recover(exact)
                 core.close(False)
             except Exception as error:
-                problem = f"{type(error).__name__}: {error} [recovery after a kill]"
-                self.tally.problems.append(problem)
+                kind = "" if isinstance(error, REFUSALS) else NO_DAMAGE
+                self._note([f"{kind}{type(error).__name__}: {error} [recovery after a kill]"])
                 return
         if not found["has_point"]:
             return
@@ -242,13 +252,25 @@ class Rig:
 
 
 def _pages_of(trace: Trace, number: int) -> set[int]:
-    pages = set(range(160)) if number == 0 else set()  # slots, resume records, flags
+    """Pages of a file that a recovery may store into."""
+    pages = set(range(_HEAD_PAGES)) if number == 0 else set()
+    words = np.zeros(_HEAD_WORDS, np.uint64)
     for event in trace.events[(trace.events["kind"] == STORE) & (trace.events["file"] == number)]:
-        first = int(event["first"])
-        pages.update((trace.places[first : first + int(event["words"])] // 512).tolist())
+        part = slice(int(event["first"]), int(event["first"]) + int(event["words"]))
+        places = trace.places[part]
+        pages.update((places // PAGE_WORDS).tolist())
+        in_head = places < _HEAD_WORDS
+        words[places[in_head]] = trace.values[part][in_head]
     if number == 0:  # a generation that a recovery rewrites has another place, and a longer record
-        pages.update({page + further for page in pages for further in range(_RECORD_PAGES)})
+        for area in _dense_areas(words):
+            pages.update(area + further for further in range(_RECORD_PAGES + 1))
     return pages
+
+
+def _dense_areas(head: np.ndarray) -> set[int]:
+    """Their first pages (docs/format.md, "Geometry")."""
+    offsets = [head[at + 8 : at + 24].tolist() for at in ((1 << 20) // 8, (2 << 20) // 8)]
+    return {offset // 4096 for some in offsets for offset in some if offset}
 
 
 def _with_marks(
@@ -265,7 +287,8 @@ def _with_marks(
         yield event, marks[number - 1], marks[number] if number < len(marks) else None
 
 
-def _apply(trace: Trace, medium: Medium, event: np.void) -> None:
+def apply(trace: Trace | Recorded, medium: Medium, event: np.void) -> None:
+    """The medium follows the record by one event."""
     _, thread, file, name, offset, num_bytes, first, words = event.tolist()
     match event["kind"]:
         case kind if kind == STORE:

@@ -4,12 +4,14 @@ import struct
 from typing import Any
 
 import numpy as np
+from power_check import NO_DAMAGE
 from power_medium import Kinds, Medium
 from power_trace import Plan, Trace
 
 __all__ = ["Shadow"]
 
 _TABLE = struct.Struct("<128sQIIQQQQ")  # docs/format.md, "Geometry"
+_UNUSED = range((3 << 20) // 8, (4 << 20) // 8)  # words of the log's head
 _MAY_BE_PENDING = {"frame", "flag", "dense"}  # the background thread writes these at any time
 
 
@@ -26,7 +28,7 @@ class Shadow:
         first, words = int(event["first"]), int(event["words"])
         places = trace.places[first : first + words]
         if event["file"] == 0:
-            stray = [p for p in places.tolist() if Kinds().of(0, 8 * p) == "rest"]
+            stray = places[(places >= _UNUSED.start) & (places < _UNUSED.stop)].tolist()
             return [f"store into byte {8 * p} of the log, which has no use" for p in stray[:1]]
         if event["file"] != 1 or self._phase in ("creation", "recovery"):
             return []
@@ -54,7 +56,9 @@ class Shadow:
         if self.plan.is_block:
             return []  # nothing waits for a sync
         left = {kinds.of(f, g * medium.granule_words * 8) for f, g in medium.pending}
-        return [f"{kind} not durable at '{mark['what']}'" for kind in left - _MAY_BE_PENDING]
+        return [
+            f"{NO_DAMAGE}{kind} not durable at '{mark['what']}'" for kind in left - _MAY_BE_PENDING
+        ]
 
     def _begin(self, mark: dict[str, Any], medium: Medium) -> None:
         if "source" not in mark:  # no rows change

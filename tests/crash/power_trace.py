@@ -17,8 +17,8 @@ from trainingcxl import _core
 from trainingcxl.pool.table import OPTIMIZERS
 
 __all__ = [
-    "BLOCK_TRACES", "TRACES", "Plan", "State", "Trace", "Training", "dense_blob", "open_core",
-    "record", "recording",
+    "BLOCK_TRACES", "TRACES", "Plan", "Recorded", "State", "Trace", "Training", "dense_blob",
+    "open_core", "record", "recording", "stop_recording",
 ]  # fmt: skip
 
 # Weights and states of the first are streamed, of the second not: its rows share lines, and two
@@ -56,6 +56,8 @@ class Plan:
     medium: str = "fsdax"
     """Or "block": an ordinary file, with a journal."""
     lag_max: int = 8
+    keep_dense: int = -1
+    """Generations beyond the last two; -1: as many as have room."""
     padding: int = 150
     """Bytes of a resume record, about."""
     has_same_rows: bool = False
@@ -94,6 +96,15 @@ class State(NamedTuple):
     rows: Rows
     source: int
     """The history that the batch's data came from."""
+
+
+class Recorded(NamedTuple):
+    """A record as the native core gives it."""
+
+    events: np.ndarray
+    places: np.ndarray
+    values: np.ndarray
+    names: list[str]
 
 
 @dataclass
@@ -300,6 +311,7 @@ class Training:
         self.core.start(
             threads=self.plan.threads, lookahead=1, log_bytes=fixed, rows_per_batch_max=0,
             undo_log=form, lag_max=self.plan.lag_max, journal_bytes=4096,
+            keep_dense=self.plan.keep_dense,
         )  # fmt: skip
         self.core.set_dense_every(self.plan.dense_every)
 
@@ -343,22 +355,25 @@ def record(plan: Plan, folder: Path) -> Trace:
 @contextlib.contextmanager
 def recording(
     plan: Plan, path: Path, delays: tuple[tuple[str, int], ...] = ()
-) -> Iterator[list[tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]]]:
-    """Records what happens to a pool; the list holds events, places, values, names at the end."""
-    recorded: list[tuple[np.ndarray, np.ndarray, np.ndarray, list[str]]] = []
+) -> Iterator[list[Recorded]]:
+    """Records what happens to a pool; the list holds the record at the end."""
+    recorded: list[Recorded] = []
     _core.record_start([str(path / name) for name in plan.files], list(delays))
     try:
         yield recorded
     finally:
-        events, places, values, names = _core.record_stop()
-        recorded.append(
-            (
-                np.frombuffer(events, _EVENT),
-                np.frombuffer(places, np.uint64).astype(np.int64),
-                np.frombuffer(values, np.uint64),
-                names,
-            )
-        )
+        recorded.append(stop_recording())
+
+
+def stop_recording() -> Recorded:
+    """Ends the record that was begun last."""
+    events, places, values, names = _core.record_stop()
+    return Recorded(
+        np.frombuffer(events, _EVENT),
+        np.frombuffer(places, np.uint64).astype(np.int64),
+        np.frombuffer(values, np.uint64),
+        names,
+    )
 
 
 def _plain(training: Training) -> None:
@@ -428,6 +443,26 @@ def _journaled(training: Training) -> None:
     training.train(14)
 
 
+def _rewind_journaled(training: Training) -> None:
+    """Again and again, also after a kill."""
+    training.train(9)
+    training.rewind(3, new_data=True)
+    training.train(7)
+    training.reopen(new_data=True)
+    training.train(11)
+    training.rewind(5, new_data=True)
+    training.train(14)
+
+
+def _rewind_behind_base(training: Training) -> None:
+    """The journal's base is the batch of the last opening: it knows no row that changed before."""
+    training.train(7)
+    training.reopen(new_data=True)
+    training.train(9)
+    training.rewind(2, new_data=True)
+    training.train(6)
+
+
 def _relive_journaled(training: Training) -> None:
     training.train(6)
     training.reopen(new_data=True)
@@ -437,15 +472,21 @@ def _relive_journaled(training: Training) -> None:
 
 
 _SLOW_JOURNAL = (("journal: frames written", 5_000),)
+_SLOWER_JOURNAL = (("journal: frames written", 25_000),)
+_SLOW_DENSE = (("dense: slice", 60_000),)
 _SLOW_TABLES = (("data: sync", 300_000), ("dense: slice", 1_000))
 
 BLOCK_TRACES = {
     plan.name: plan
     for plan in (
         _block("journal", _journaled),
-        _block("lag", _through, dense_every=1, lag_max=3, delays=_SLOW_JOURNAL),
+        _block("lag", _through, dense_every=1, lag_max=3, keep_dense=0, delays=_SLOW_JOURNAL),
+        _block("lag far", _through, dense_every=2, lag_max=4, keep_dense=0, delays=_SLOWER_JOURNAL),
         _block("lag fused", _through, undo_log="fused", delays=_SLOW_JOURNAL),
         _block("checkpoint", _through, delays=_SLOW_TABLES, batches=20, padding=24_000),
+        _block("slow dense", _through, delays=_SLOW_DENSE, batches=20, padding=24_000),
+        _block("rewound", _rewind_journaled, dense_every=1),
+        _block("behind base", _rewind_behind_base, dense_every=1, batches=9),
         _block("relived", _relive_journaled, delays=_SLOW_JOURNAL),
         _block("same rows", _relive_journaled, has_same_rows=True, dense_every=1),
         _block("grown", _through, wide_batch=6, bags=16, lookups=8, delays=_SLOW_JOURNAL),

@@ -67,7 +67,7 @@ void copy_bytes(PoolImage& image, const Operation& o) {
   const auto from = static_cast<FileIndex>(o.target % kNumFiles);
   const auto to = static_cast<FileIndex>(o.target / kNumFiles);
   const uint64_t count = o.value >> 32, offset = o.value & 0xffffffff;
-  constexpr uint64_t kCopyMax = 1 << 20;
+  constexpr uint64_t kCopyMax = 256 << 10;
   const auto* source = image.read<std::byte>(from, o.offset, count);
   if (count > kCopyMax || source == nullptr) return;
   auto* target = image.edit<std::byte>(to, offset, count);

@@ -62,9 +62,14 @@ void FileImage::restore() {
 void FileImage::resize(uint64_t bytes) {
   bytes = std::min(bytes, kSizeMax);
   exists_ = true;
-  // What is cut off is zero should the file grow again.
-  const uint64_t end = std::min(bytes_, kBufferBytes);
-  if (bytes < end) std::memset(edit(bytes, end - bytes), 0, end - bytes);
+  // What is cut off is zero should the file grow again; most of it is already.
+  for (const auto& [page, kept] : template_pages_) {
+    if ((page + 1) * kPage > bytes) dirty_.insert(page);
+  }
+  for (const uint64_t page : dirty_) {
+    const uint64_t from = std::max(bytes, page * kPage);
+    if (from < (page + 1) * kPage) std::memset(buffer_ + from, 0, (page + 1) * kPage - from);
+  }
   bytes_ = bytes;
 }
 

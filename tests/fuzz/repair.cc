@@ -149,6 +149,7 @@ class Repair {
     view.rows = t.rows;
     view.dim = t.dim;
     view.optimizer = static_cast<OptimizerKind>(t.optimizer);
+    if (s.count * t.dim > kFloatsMax) return;
     const auto states = static_cast<uint64_t>(state_dim(view.optimizer, view.dim));
     const uint64_t offsets[] = {s.row_offset, s.crc_offset, s.state_offset, s.weight_offset,
                                 s.done_offset};
@@ -195,6 +196,7 @@ class Repair {
   }
 
   static constexpr uint64_t kSegmentsMax = 256, kRecordsMax = 4096, kDimMax = 1 << 16;
+  static constexpr uint64_t kFloatsMax = 1 << 14;  // more would take most of the fuzzer's time
   PoolImage& image_;
   uint32_t seed_ = 0;
   GeometryHeader geometry_{};
