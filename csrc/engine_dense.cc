@@ -78,6 +78,10 @@ void Engine::finish_generation() {
   // Relaxed lookup: resumed there, the first lookup needs the rows as they were before its batch.
   const uint64_t batch = dense_.newest()->header.batch;
   undo_.reclaim(batch - (options_.is_relaxed && batch > 0 ? 1 : 0));
+  if (has_fault(Fault::kRelaxedReclaimEarly) && options_.is_relaxed) {
+    undo_.reclaim(batch);
+    undo_.give_up_kept();
+  }
   // Where nothing hides the log's writing, a horizon nobody asked for would cost a part of the
   // step: its frames go round through all of the ring, out of the cache.
   const bool is_asked =

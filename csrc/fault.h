@@ -34,6 +34,7 @@ enum class Fault : unsigned {
   kOneResumeArea,
   kDenseOverNewest,
   kReclaimEarly,
+  kRelaxedReclaimEarly,
   kNoBatchAndLifeInCrc,
   kFusedTagBeforeRecords,
   kFusedRowsBeforeTag,

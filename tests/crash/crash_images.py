@@ -40,6 +40,7 @@ _BLOCK_PLANS = ("journal", "lag", "relived", "checkpoint", "same rows", "grown",
 _SHOWN_BY = {
     "NoRowFence": "workers",
     "ReclaimEarly": "relive fused",
+    "RelaxedReclaimEarly": "relaxed relive",
     "RecoveryWithoutEvidence": "relive",
     "JournalNoReannounce": "lag",
     "JournalNoPreviousWait": "lag",
@@ -127,8 +128,8 @@ def run_plan(
     only_damage: bool = False,
 ) -> dict[str, Any]:
     """One plan in one mode."""
+    from power_plans import BLOCK_TRACES, TRACES
     from power_rig import Rig
-    from power_trace import BLOCK_TRACES, TRACES
 
     with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="tcxl-images-") as folder:
         rig = Rig(
@@ -148,7 +149,7 @@ def run_plan(
 
 def run_images(mode: str, images: int, seed: int, width: int) -> tuple[dict[str, Any], list[str]]:
     """All plans in one mode: its JSON line, and the problems."""
-    from power_trace import BLOCK_TRACES, TRACES
+    from power_plans import BLOCK_TRACES, TRACES
 
     traces = BLOCK_TRACES if mode == "block" else TRACES
     total = sum(plan.share for plan in traces.values())

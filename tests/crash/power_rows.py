@@ -56,19 +56,36 @@ class RowTrainer:
             s.name: np.zeros((s.rows, widths.get(s.optimizer, s.dim)), np.float32) for s in shapes
         }
 
-    def step(self, batch: Batch) -> None:
+        self.before: dict[str, np.ndarray] = {}
+        """Relaxed lookups: weights before the newest batch, and which rows that changed."""
+        self.changed: dict[str, np.ndarray] = {}
+
+    def step(self, batch: Batch, *, relaxed: bool = False) -> None:
         column = 0
+        before = {name: weight.copy() for name, weight in self.weight.items()} if relaxed else {}
         for shape in self.shapes:
             ids, weight = batch.ids[shape.name], self.weight[shape.name]
-            pooled = np.zeros((len(ids), shape.dim), np.float32)
-            for k in range(ids.shape[1]):
-                pooled += weight[ids[:, k]]
+            pooled = self._pool(shape.name, ids)
             grad = pooled - batch.target[:, column : column + shape.dim]
             column += shape.dim
             bags = np.repeat(np.arange(len(ids)), ids.shape[1])
             for row in np.unique(ids):
                 g = _sum(grad[bags[ids.reshape(-1) == row]])
                 weight[row] -= self._change(shape, row, g)
+        self.before = before
+        self.changed = {name: np.unique(ids) for name, ids in batch.ids.items() if relaxed}
+
+    def _pool(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """Sums of bags; relaxed where something is known of the batch before."""
+        weight = self.weight[name]
+        before = self.before.get(name, weight)
+        pooled = np.zeros((len(ids), weight.shape[1]), np.float32)
+        for k in range(ids.shape[1]):
+            pooled += before[ids[:, k]]
+        for row in self.changed.get(name, ()):
+            for bag in np.nonzero(ids == row)[0]:
+                pooled[bag] += weight[row] - before[row]
+        return pooled
 
     def _change(self, shape: TableShape, row: int, g: np.ndarray) -> np.ndarray:
         if shape.optimizer == "sgd":
@@ -83,7 +100,14 @@ class RowTrainer:
     def rows(self) -> Rows:
         return {n: (self.weight[n].tobytes(), self.state[n].tobytes()) for n in self.weight}
 
-    def restore(self, rows: Rows) -> None:
+    def restore(self, rows: Rows, before: Rows | None = None, batch: Batch | None = None) -> None:
+        """Takes the rows; relaxed: and those before the batch that led to them."""
+        self.changed = {} if batch is None else {n: np.unique(i) for n, i in batch.ids.items()}
+        self.before = {
+            shape.name: np.frombuffer(before[shape.name][0], np.float32).reshape(shape.rows, -1)
+            for shape in self.shapes
+            if before is not None
+        }
         for shape in self.shapes:
             weight, state = rows[shape.name]
             name = shape.name

@@ -14,10 +14,11 @@ import numpy as np
 from power_rows import EPS, LR, Batch, Rows, RowTrainer, TableShape, make_batch
 
 from trainingcxl import _core
+from trainingcxl.errors import PoolCorrupted
 from trainingcxl.pool.table import OPTIMIZERS
 
 __all__ = [
-    "BLOCK_TRACES", "TRACES", "Plan", "Recorded", "State", "Trace", "Training", "dense_blob",
+    "Plan", "Recorded", "State", "Trace", "Training", "dense_blob",
     "open_core", "record", "recording", "stop_recording",
 ]  # fmt: skip
 
@@ -43,6 +44,8 @@ class Plan:
     dense_every: int = 3
     undo_log: str = "background"
     """Or "fused", or "alternating"."""
+    is_relaxed: bool = False
+    """Lookups of a batch before the update of the one before it."""
     bags: int = 8
     lookups: int = 3
     blob_bytes: int = 1400
@@ -202,6 +205,7 @@ class Training:
         report = self.core.rewind(batch)
         found = {key: report[key] for key in ("resumed_batch", "dense_batch", "is_exact")}
         self._mark("recovered", **found)
+        self._recall_previous()
         self._take_up(report["resumed_batch"], new_data=new_data)
 
     def go_on(self, batch: int, *, new_data: bool) -> None:
@@ -214,7 +218,12 @@ class Training:
         self.batch, self.revision, self.durable = batch, 0, batch
         if self.trainer is None:
             self.trainer = RowTrainer(self.plan.shapes, {})
-        self.trainer.restore(self.histories[-1][batch].rows)
+        states = self.histories[-1]
+        if self.plan.is_relaxed and batch > 0 and batch not in self.plan.skipped:
+            trained = self.plan.batch(states[batch].source, batch)
+            self.trainer.restore(states[batch].rows, states[batch - 1].rows, trained)
+        else:
+            self.trainer.restore(states[batch].rows)
         if new_data:
             self.history += 1
         self.histories.append(self.histories[-1][: batch + 1])
@@ -253,8 +262,10 @@ class Training:
             out = np.zeros_like(batch.target)
             lookup = self.core.lookup(*self._input(number), out)
             parts.append((lookup, out - batch.target))
-            self.trainer.step(batch)
+            self.trainer.step(batch, relaxed=self.plan.is_relaxed)
             self._measure_overlap(number, batch)
+        else:
+            self.trainer.restore(self.trainer.rows())
         self.core.prepare(parts, step_id)
         self.histories[-1].append(State(self.trainer.rows(), self.history))
         self.batch, self.revision = number, 0
@@ -311,9 +322,14 @@ class Training:
         self.core.start(
             threads=self.plan.threads, lookahead=1, log_bytes=fixed, rows_per_batch_max=0,
             undo_log=form, lag_max=self.plan.lag_max, journal_bytes=4096,
-            keep_dense=self.plan.keep_dense,
+            keep_dense=self.plan.keep_dense, is_relaxed=self.plan.is_relaxed,
         )  # fmt: skip
+        self._recall_previous()
         self.core.set_dense_every(self.plan.dense_every)
+
+    def _recall_previous(self) -> None:
+        if self.plan.is_relaxed and not self.core.recall_previous():
+            raise PoolCorrupted("the log of the batch that a relaxed lookup corrects is gone")
 
     def _add_group(self) -> None:
         features, column = [], 0
@@ -374,121 +390,3 @@ def stop_recording() -> Recorded:
         np.frombuffer(values, np.uint64),
         names,
     )
-
-
-def _plain(training: Training) -> None:
-    training.train(5)
-    training.history += 1  # another batch 6 comes than the one that was announced and dropped
-    training.train(6)
-    training.commit_record()
-    training.train(8)
-    training.reopen(clean=True)
-    training.train(9)
-
-
-def _relive(training: Training) -> None:
-    """Batches are taken back, and other ones come in their place."""
-    training.train(5)
-    training.reopen(new_data=True)
-    training.train(7)
-    training.reopen(exact=False)
-    training.train(9)
-
-
-def _rewind(training: Training) -> None:
-    """Back by several batches, other ones come in their place; and back again across a life."""
-    training.train(7)
-    training.rewind(3, new_data=True)
-    training.train(5)
-    training.reopen(new_data=True)
-    training.train(8)
-    training.rewind(training.plan.dense_every, new_data=True)
-    training.train(9)
-
-
-def _through(training: Training) -> None:
-    training.train(training.plan.batches)
-
-
-TRACES = {
-    plan.name: plan
-    for plan in (
-        Plan("growth", wide_batch=3, bags=350, lookups=8, blob_bytes=3 << 20, batches=5,
-             share=0.1, steps=_through),
-        Plan("background", steps=_plain),
-        Plan("fused", undo_log="fused", dense_every=1, steps=_plain),
-        Plan("relive", steps=_relive),
-        Plan("relive fused", undo_log="fused", steps=_relive),
-        Plan("alternating", undo_log="alternating", dense_every=1, steps=_relive),
-        Plan("rewind", dense_every=3, steps=_rewind),
-        Plan("rewind fused", undo_log="fused", dense_every=1, steps=_rewind, share=0.5),
-        Plan("workers", bags=520, lookups=8, threads=2, batches=5, steps=_through),
-        Plan("workers fused", undo_log="fused", bags=520, lookups=8, threads=2, batches=5,
-             steps=_through),
-    )
-}  # fmt: skip
-
-
-def _block(name: str, steps: Callable[[Training], None], **settings: Any) -> Plan:
-    """Few batches fill the journal: their resume records are long."""
-    usual = {"bags": 12, "lookups": 7, "padding": 36_000, "batches": 14, "lag_max": 2}
-    return Plan(name, medium="block", steps=steps, **{**usual, **settings})
-
-
-def _journaled(training: Training) -> None:
-    training.train(6)
-    training.commit_record()
-    training.train(10)
-    training.reopen(clean=True)
-    training.train(14)
-
-
-def _rewind_journaled(training: Training) -> None:
-    """Again and again, also after a kill."""
-    training.train(9)
-    training.rewind(3, new_data=True)
-    training.train(7)
-    training.reopen(new_data=True)
-    training.train(11)
-    training.rewind(5, new_data=True)
-    training.train(14)
-
-
-def _rewind_behind_base(training: Training) -> None:
-    """The journal's base is the batch of the last opening: it knows no row that changed before."""
-    training.train(7)
-    training.reopen(new_data=True)
-    training.train(9)
-    training.rewind(2, new_data=True)
-    training.train(6)
-
-
-def _relive_journaled(training: Training) -> None:
-    training.train(6)
-    training.reopen(new_data=True)
-    training.train(9)
-    training.reopen(exact=False)
-    training.train(14)
-
-
-_SLOW_JOURNAL = (("journal: frames written", 5_000),)
-_SLOWER_JOURNAL = (("journal: frames written", 25_000),)
-_SLOW_DENSE = (("dense: slice", 60_000),)
-_SLOW_TABLES = (("data: sync", 300_000), ("dense: slice", 1_000))
-
-BLOCK_TRACES = {
-    plan.name: plan
-    for plan in (
-        _block("journal", _journaled),
-        _block("lag", _through, dense_every=1, lag_max=3, keep_dense=0, delays=_SLOW_JOURNAL),
-        _block("lag far", _through, dense_every=2, lag_max=4, keep_dense=0, delays=_SLOWER_JOURNAL),
-        _block("lag fused", _through, undo_log="fused", delays=_SLOW_JOURNAL),
-        _block("checkpoint", _through, delays=_SLOW_TABLES, batches=20, padding=24_000),
-        _block("slow dense", _through, delays=_SLOW_DENSE, batches=20, padding=24_000),
-        _block("rewound", _rewind_journaled, dense_every=1),
-        _block("behind base", _rewind_behind_base, dense_every=1, batches=9),
-        _block("relived", _relive_journaled, delays=_SLOW_JOURNAL),
-        _block("same rows", _relive_journaled, has_same_rows=True, dense_every=1),
-        _block("grown", _through, wide_batch=6, bags=16, lookups=8, delays=_SLOW_JOURNAL),
-    )
-}

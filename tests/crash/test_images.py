@@ -93,7 +93,8 @@ def test_a_closed_pool_is_open_once_recovery_changes_it(tmpfs_folder: Path) -> N
 
 _KILLED_RECOVERY = """
 import sys
-from power_trace import TRACES, Training, open_core
+from power_plans import TRACES
+from power_trace import Training, open_core
 from trainingcxl import _core
 
 training = Training(TRACES["background"], sys.argv[1])
