@@ -40,7 +40,7 @@ _BLOCK_PLANS = ("journal", "lag", "relived", "checkpoint", "same rows", "grown",
 _SHOWN_BY = {
     "NoRowFence": "workers",
     "ReclaimEarly": "relive fused",
-    "RelaxedReclaimEarly": "relaxed relive",
+    "RelaxedReclaimEarly": "relaxed fused",
     "RecoveryWithoutEvidence": "relive",
     "JournalNoReannounce": "lag",
     "JournalNoPreviousWait": "lag",

@@ -335,7 +335,12 @@ def _go_on(path: Path, expect: Expect, found: Found) -> None:
     training.history = max(state.source for state in expect.states)
     training.core = expect.open(path, is_rebooted=False)
     training.core.recover(True)
-    training.go_on(found.point, new_data=False)
+    try:
+        training.go_on(found.point, new_data=False)
+    except REFUSALS as error:
+        found.problems.append(f"{type(error).__name__}: {error}")
+        training.core.close(False)
+        return
     training.train(min(expect.plan.batches, found.point + 5))
     _compare_end(training, expect, found)
 

@@ -57,6 +57,8 @@ TRACES = {
         Plan("relaxed", is_relaxed=True, steps=_plain, share=0.5),
         Plan("relaxed relive", is_relaxed=True, undo_log="alternating", dense_every=2,
              steps=_relive, share=0.5),
+        Plan("relaxed fused", is_relaxed=True, undo_log="fused", dense_every=1, steps=_relive,
+             share=0.5),
         Plan("relaxed rewind", is_relaxed=True, dense_every=3, steps=_rewind, share=0.5),
         Plan("workers", bags=520, lookups=8, threads=2, batches=5, steps=_through),
         Plan("workers fused", undo_log="fused", bags=520, lookups=8, threads=2, batches=5,
