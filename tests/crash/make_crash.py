@@ -23,10 +23,10 @@ _ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(Path(__file__).parent))
 
 import crash_images  # noqa: E402
-from crash_images import in_children
+from crash_images import in_children  # noqa: E402
 
-from trainingcxl.torture import torture
-from trainingcxl.torture_tally import Tally
+from trainingcxl.torture import torture  # noqa: E402
+from trainingcxl.torture_tally import Tally  # noqa: E402
 
 Line = dict[str, Any]
 Lines = Iterator[tuple[Line, list[str]]]
