@@ -28,7 +28,7 @@ _SECONDS_MAX = 900  # of one child
 _SHOWN = 20  # problems
 # Per mode; of those for persistent memory half are distinct. On files each brings about two more:
 # more of the moments are followed by a recovery that is recorded, too.
-IMAGES = {"tso": 22_000, "weak": 22_000, "block": 4_000}
+IMAGES = {"tso": 21_000, "weak": 21_000, "block": 5_000}
 _BLOCK_CONTROL = 5  # part of the images of a control
 # A fault is looked for in these, in this order ...
 _MUTANT_PLANS = ("background", "fused", "relive", "relive fused", "alternating", "workers",
