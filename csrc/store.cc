@@ -118,7 +118,6 @@ void Store::open_files() {
     fail(ErrorKind::kCorrupted, "'", data_path, "' is missing\n  do:    restore it from a copy");
   }
   if (!on_device && !data_fd_.is_open()) fail_os(errno, text("cannot open '", data_path, "'"));
-
   // Probing MAP_SYNC needs a page in the file; a new log gets its head first.
   const uint64_t bytes =
       on_device ? device_size(options_.device, log_fd_.get()) : file_bytes(log_fd_.get());
@@ -162,6 +161,18 @@ void Store::open_files() {
     fail(ErrorKind::kPool, "'", options_.device, "' has ", bytes, " bytes, a pool needs at least ",
          kHeadBytes, "\n  do:    use a larger device");
   }
+  refuse_weaker_medium();
+  if (on_device) {
+    device_bytes_ = bytes;
+    log_.map(log_fd_.get(), 0, kHeadBytes, medium_, options_.read_only, log_path);
+  } else {
+    log_.map(log_fd_.get(), 0, std::max(kHeadBytes, bytes / kPage * kPage), medium_,
+             options_.read_only, log_path);
+  }
+}
+
+// A level is never weakened: the medium gives it, or the pool is not opened.
+void Store::refuse_weaker_medium() const {
   if (options_.durability == DurabilityLevel::kPower && medium_.is_network && !options_.read_only) {
     fail(ErrorKind::kDurability, "durability 'power' is not available on a network file system (",
          medium_.file_system, ", '", options_.path,
@@ -174,13 +185,6 @@ void Store::open_files() {
          options_.path,
          "'): its bytes are gone when the machine stops\n  do:    use durability 'process', or put "
          "the pool on a local disk or on persistent memory");
-  }
-  if (on_device) {
-    device_bytes_ = bytes;
-    log_.map(log_fd_.get(), 0, kHeadBytes, medium_, options_.read_only, log_path);
-  } else {
-    log_.map(log_fd_.get(), 0, std::max(kHeadBytes, bytes / kPage * kPage), medium_,
-             options_.read_only, log_path);
   }
 }
 
