@@ -171,23 +171,6 @@ void Store::open_files() {
   }
 }
 
-// A level is never weakened: the medium gives it, or the pool is not opened.
-void Store::refuse_weaker_medium() const {
-  if (options_.durability == DurabilityLevel::kPower && medium_.is_network && !options_.read_only) {
-    fail(ErrorKind::kDurability, "durability 'power' is not available on a network file system (",
-         medium_.file_system, ", '", options_.path,
-         "'): nobody here can tell what its server keeps when it fails\n  do:    use durability "
-         "'process' (survives kill -9), or put the pool on a local disk");
-  }
-  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kTmpfs &&
-      !options_.read_only) {
-    fail(ErrorKind::kDurability, "durability 'power' is impossible on ", medium_.file_system, " ('",
-         options_.path,
-         "'): its bytes are gone when the machine stops\n  do:    use durability 'process', or put "
-         "the pool on a local disk or on persistent memory");
-  }
-}
-
 void Store::fail_byte_order() const {
   fail(ErrorKind::kVersion, "pool '", options_.path,
        "' was written on a machine of the other byte order",
@@ -349,7 +332,10 @@ void Store::mark_open() {
   persistence_.persist(log_.at<Session>(kSession), sizeof s);
   // The flag guards against a restart, so it must reach the medium before the first change does:
   // its page alone, since after a kill the whole log may wait to be written.
-  if (medium_.kind != MediumKind::kBlock || has_fault(Fault::kJournalNoSessionSync)) return;
+  // A snapshot in the making is guarded by the file that says so, and its trainer must not wait.
+  if (medium_.kind != MediumKind::kBlock || options_.is_snapshot ||
+      has_fault(Fault::kJournalNoSessionSync))
+    return;
   if (sync_mapped(log_.base() + kSession, kPage) != 0) fail_sync(errno, "/log");
 }
 
