@@ -54,7 +54,8 @@ def _train(
     torch.set_num_threads(1)
     began = time.perf_counter()
     peak = 0
-    with tcxl.Pool(pool_path, threads=2, durability=level) as pool:
+    medium = "block" if level == "power" else ""  # on tmpfs, too
+    with tcxl.Pool(pool_path, threads=2, durability=level, _medium=medium) as pool:
         opened = time.perf_counter() - began
         names = [f"t{i}" for i in range(_TABLES)]
         tables = [

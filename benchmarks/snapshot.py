@@ -82,7 +82,7 @@ def compare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         trainer, process, faults = (statistics.median(c) for c in zip(*samples, strict=True))
         result[f"counted_{key}"] = {"trainer_s": trainer, "process_s": process, "faults": faults}
         print(
-            f"  {key}: {trainer:.3f} s CPU of the trainer's thread, {process:.3f} s of the process, "
+            f"  {key}: CPU {trainer:.3f} s of the trainer's thread, {process:.3f} s of the process; "
             f"{faults:.0f} page faults"
         )
     model.pool.close()

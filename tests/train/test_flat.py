@@ -25,9 +25,9 @@ def _benchmark() -> ModuleType:
 @pytest.mark.parametrize("level", ["process", "power"])
 def test_nothing_grows(tmp_path: Path, level: str) -> None:
     memory = _benchmark()
-    lines = memory.child(tmp_path / "pool", 300, 400, 20, level=level)
+    lines = memory.child(tmp_path / "pool", 300, 240, 12, level=level)
     samples = [line for line in lines if "batch" in line]
     assert len(samples) == 20
-    found = memory.growths(samples, 120)
+    found = memory.growths(samples, 84)
     assert found.pop("rss_anon_mib") <= 2
     assert found == {"fds": 0, "maps": 0, "threads": 0, "pool_bytes": 0}
