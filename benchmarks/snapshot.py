@@ -2,13 +2,18 @@
 
     python benchmarks/snapshot.py FOLDER [--rounds 9] [--threads 2] [--steps 20] [--json FILE]
 
-Rounds with and without are interleaved in one training; medians, ratios within a round.
+Rounds with and without are interleaved in one training; medians, ratios within a round. On a busy
+machine trust what is counted: CPU time and page faults of the process in a round, time of the call
+that begins a snapshot.
 """
 
 import argparse
 import json
+import resource
 import shutil
+import statistics
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,27 +53,55 @@ def compare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     ]
     model = Dlrm(folder / "pool", shape, threads=args.threads, undo_log="auto", dense_every="auto")
     times: dict[str, list[float]] = {"none": [], "snapshots": []}
+    counted: dict[str, list[tuple[float, float, float]]] = {key: [] for key in times}
+    begins = []
     taken, completed = 0, 0
     running: Snapshot | None = None
     for round_number in range(args.rounds + 1):
         for key, values in times.items():
-            seconds = 0.0
+            seconds, before = 0.0, _Counts()
             for _ in range(args.steps):
                 if key == "snapshots" and (running is None or running.is_done):
                     completed += running is not None
                     shutil.rmtree(folder / f"copy{taken}", ignore_errors=True)
                     taken += 1
+                    began = time.perf_counter()
                     running = model.pool.snapshot(folder / f"copy{taken}", wait=False)
+                    begins.append(1000 * (time.perf_counter() - began))
                 seconds += model.loop(batches, 1)
             if round_number > 0:
                 values.append(1000 * seconds / args.steps)
+                counted[key].append(_Counts().since(before))
             if running is not None:
                 running.wait()
     result = summarize(f"DLRM {args.shape} zipf", times, reference="none")
     result |= {"snapshots_begun": taken, "completed_in_time": completed}
-    print(f"  {taken} snapshots begun")
+    result["begin_ms"] = statistics.median(begins)
+    print(f"  {taken} snapshots begun, each in {result['begin_ms']:.1f} ms of the trainer's time")
+    for key, samples in counted.items():
+        trainer, process, faults = (statistics.median(c) for c in zip(*samples, strict=True))
+        result[f"counted_{key}"] = {"trainer_s": trainer, "process_s": process, "faults": faults}
+        print(
+            f"  {key}: CPU {trainer:.3f} s of the trainer's thread, {process:.3f} s of the process; "
+            f"{faults:.0f} page faults"
+        )
     model.pool.close()
     return result
+
+
+class _Counts:
+    def __init__(self) -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        self.trainer, self.process = time.thread_time(), usage.ru_utime + usage.ru_stime
+        self.faults = usage.ru_minflt
+
+    def since(self, before: "_Counts") -> tuple[float, float, float]:
+        """CPU seconds of the trainer's thread and of the process, page faults."""
+        return (
+            self.trainer - before.trainer,
+            self.process - before.process,
+            self.faults - before.faults,
+        )
 
 
 if __name__ == "__main__":

@@ -188,6 +188,12 @@ def measure(
 
 
 WARM_UP = 40  # steps until undo_log="auto" has chosen
+CANDIDATES = {  # form of the undo log
+    "auto": "auto",
+    "auto, check_rows": "auto",
+    "background": "background",
+    "none": "none",
+}
 
 
 def embedding_step(
@@ -200,14 +206,15 @@ def embedding_step(
     own_threads = max(1, args.threads - 1)
     torch.set_num_threads(args.threads)
     ours = {
-        undo_log: Ours(
-            folder / undo_log,
+        key: Ours(
+            folder / key,
             shape,
             threads=own_threads if undo_log == "background" else args.threads,
             undo_log=undo_log,
             optimizer=optimizer,
+            check_rows=key.endswith("check_rows"),
         )
-        for undo_log in ("auto", "background", "none")
+        for key, undo_log in CANDIDATES.items()
     }
     peer = Torch(shape)
 
@@ -235,6 +242,15 @@ def embedding_step(
         times,
         reference="nn.EmbeddingBag + SGD",
     )
+    # Within a round, as the ratios to torch are.
+    result["check_rows_cost"] = (
+        statistics.median(
+            checked / plain
+            for checked, plain in zip(times["auto, check_rows"], times["auto"], strict=True)
+        )
+        - 1
+    )
+    print(f"  check_rows adds {result['check_rows_cost']:.1%} to the step with log: auto")
     result["distinct_row_share"] = unique / (len(shape["rows"]) * shape["batch"] * shape["lookups"])
     steps = repeats * (args.rounds + 1)
     for key in ("auto", "background"):

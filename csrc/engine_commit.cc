@@ -69,6 +69,7 @@ void Engine::plan_chunks(const Step& step) {
 
 void Engine::update(Step& step, const std::vector<RowSettings>& settings, float grad_scale,
                     bool hand_over, const JournalFrame* frame) {
+  if (is_snapshot_attached_) snapshot_->begin_update();
   plan_chunks(step);
   const bool is_timed = trace().is_on();
   std::atomic<uint64_t> log_ns = 0, reduce_ns = 0, all_ns = 0;

@@ -1,7 +1,10 @@
 // A consistent copy of one committed batch, taken while training goes on (docs/durability.md,
 // "Snapshots"). The tables are copied as they change; the undo records of every batch that commits
 // meanwhile say what its rows held before, and the oldest record of a row is its value at the
-// snapshot's batch.
+// snapshot's batch. Rows that were copied before the first update of them need none.
+//
+// The training must not feel it: the copy has the lowest priority and neither faults pages in
+// nor clears them (pwrite), and what the trainer itself does is one pass over its undo records.
 #pragma once
 
 #include <sys/types.h>
@@ -31,6 +34,8 @@ class Snapshot {
   // Starts copying. detach: returns once no later batch can be seen by what was copied, and calls
   // take_records() no more.
   void start(const std::function<void()>& detach);
+  // Before rows change for the next batch. Trainer thread.
+  void begin_update() { copied_before_update_ = rows_copied_; }
   // Of a batch that has committed, before its undo records may go. Trainer thread.
   void take_records(const Step& step);
 
@@ -50,7 +55,9 @@ class Snapshot {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
   void run(const std::function<void()>& detach);
-  void copy_column(const float* from, float* to, uint64_t bytes);
+  void copy_tables();
+  void copy_rows(size_t table, uint64_t begin, uint64_t end);
+  void keep_block();
   void put_records_back();
   void complete();
 
@@ -60,6 +67,11 @@ class Snapshot {
   layout::Slot slot_{};
   std::string resume_;
   std::vector<std::vector<bool>> seen_;  // rows whose record was taken
+  std::vector<uint64_t> rows_before_;    // of the tables before each
+  // Rows of all tables, in their order, that are copied; the same when an update began.
+  std::atomic<uint64_t> rows_copied_ = 0;
+  uint64_t copied_before_update_ = 0;
+  std::vector<std::byte> block_;  // records on their way to the file
   std::unique_ptr<std::FILE, CloseFile> records_;
   std::string record_error_;
   uint64_t num_records_ = 0;

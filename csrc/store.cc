@@ -118,7 +118,6 @@ void Store::open_files() {
     fail(ErrorKind::kCorrupted, "'", data_path, "' is missing\n  do:    restore it from a copy");
   }
   if (!on_device && !data_fd_.is_open()) fail_os(errno, text("cannot open '", data_path, "'"));
-
   // Probing MAP_SYNC needs a page in the file; a new log gets its head first.
   const uint64_t bytes =
       on_device ? device_size(options_.device, log_fd_.get()) : file_bytes(log_fd_.get());
@@ -162,19 +161,7 @@ void Store::open_files() {
     fail(ErrorKind::kPool, "'", options_.device, "' has ", bytes, " bytes, a pool needs at least ",
          kHeadBytes, "\n  do:    use a larger device");
   }
-  if (options_.durability == DurabilityLevel::kPower && medium_.is_network && !options_.read_only) {
-    fail(ErrorKind::kDurability, "durability 'power' is not available on a network file system (",
-         medium_.file_system, ", '", options_.path,
-         "'): nobody here can tell what its server keeps when it fails\n  do:    use durability "
-         "'process' (survives kill -9), or put the pool on a local disk");
-  }
-  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kTmpfs &&
-      !options_.read_only) {
-    fail(ErrorKind::kDurability, "durability 'power' is impossible on ", medium_.file_system, " ('",
-         options_.path,
-         "'): its bytes are gone when the machine stops\n  do:    use durability 'process', or put "
-         "the pool on a local disk or on persistent memory");
-  }
+  refuse_weaker_medium();
   if (on_device) {
     device_bytes_ = bytes;
     log_.map(log_fd_.get(), 0, kHeadBytes, medium_, options_.read_only, log_path);
@@ -345,7 +332,10 @@ void Store::mark_open() {
   persistence_.persist(log_.at<Session>(kSession), sizeof s);
   // The flag guards against a restart, so it must reach the medium before the first change does:
   // its page alone, since after a kill the whole log may wait to be written.
-  if (medium_.kind != MediumKind::kBlock || has_fault(Fault::kJournalNoSessionSync)) return;
+  // A snapshot in the making is guarded by the file that says so, and its trainer must not wait.
+  if (medium_.kind != MediumKind::kBlock || options_.is_snapshot ||
+      has_fault(Fault::kJournalNoSessionSync))
+    return;
   if (sync_mapped(log_.base() + kSession, kPage) != 0) fail_sync(errno, "/log");
 }
 

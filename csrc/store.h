@@ -129,6 +129,7 @@ class Store {
   void take_lock();
   void open_files();
   void refuse_orphaned_data() const;
+  void refuse_weaker_medium() const;
   void create(bool is_leftover);
   void load_superblock();
   void load_geometry();

@@ -58,4 +58,21 @@ void Store::check_alive() const {
   }
 }
 
+// A level is never weakened: the medium gives it, or the pool is not opened.
+void Store::refuse_weaker_medium() const {
+  if (options_.durability == DurabilityLevel::kPower && medium_.is_network && !options_.read_only) {
+    fail(ErrorKind::kDurability, "durability 'power' is not available on a network file system (",
+         medium_.file_system, ", '", options_.path,
+         "'): nobody here can tell what its server keeps when it fails\n  do:    use durability "
+         "'process' (survives kill -9), or put the pool on a local disk");
+  }
+  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kTmpfs &&
+      !options_.read_only) {
+    fail(ErrorKind::kDurability, "durability 'power' is impossible on ", medium_.file_system, " ('",
+         options_.path,
+         "'): its bytes are gone when the machine stops\n  do:    use durability 'process', or put "
+         "the pool on a local disk or on persistent memory");
+  }
+}
+
 }  // namespace tcxl

@@ -152,7 +152,9 @@ uint64_t Store::allocate_data(uint64_t bytes) {
     fail(ErrorKind::kFull, "DAX device '", options_.device, "' has ", device_bytes_,
          " bytes, the tables need ", end + device_bytes_ / 4,
          "\n  do:    use a larger device, or smaller tables");
-  data_.grow(end, options_.sparse);
+  // All rows of a snapshot are written by system calls before any is stored to: no page of a table
+  // is missing then, and the trainer, which begins it, does not wait for their allocation.
+  data_.grow(end, options_.sparse || options_.is_snapshot);
   crash_point("data: space allocated");
   geometry_.data_bytes = end;
   return offset;

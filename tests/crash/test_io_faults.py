@@ -228,7 +228,7 @@ def test_no_room_to_grow(
     ("call", "file", "error"),
     [
         ("fallocate", "/copy/log", errno.ENOSPC),
-        ("fallocate", "/copy/data", errno.ENOSPC),
+        ("pwrite", "/copy/data", errno.ENOSPC),
         ("fdatasync", "/copy/data", errno.EIO),
         ("fdatasync", "/copy/log", errno.EIO),
         ("fsync", "/copy", errno.EIO),

@@ -15,6 +15,8 @@ from trainingcxl.pool import Pool, inspect, verify
 
 ROWS = {"a": 50, "b": 7}
 DIM = 6
+# Level power on an ordinary file, by force on tmpfs: with a journal.
+FILE = {"durability": "power", "_medium": "block"}
 OPTIMIZERS = [
     lambda: tcxl.optim.SGD(lr=0.1),
     lambda: tcxl.optim.Adagrad(lr=0.1),
@@ -59,14 +61,15 @@ def flip_in_table(path, table, row, column=0, what="weight"):
     return place
 
 
+@pytest.mark.parametrize("level", [{}, FILE])
 @pytest.mark.parametrize("form", ["background", "fused"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_training_is_the_same_with_checksums(bench, optimizer, form):
+def test_training_is_the_same_with_checksums(bench, optimizer, form, level):
     """Not a bit of rows, state or digest differs, and verify finds every row whole."""
     found = []
     for check in (False, True):
         path = bench.folder / f"check{check}"
-        pool = bench.open(path, check_rows=check, undo_log=form)
+        pool = bench.open(path, check_rows=check, undo_log=form, **level)
         train(pool, optimizer(), ids_of(9))
         found.append((table_bytes(pool), pool.digest()))
         pool.close()
@@ -75,9 +78,10 @@ def test_training_is_the_same_with_checksums(bench, optimizer, form):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("level", [{}, FILE])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_every_flip_in_a_table_is_found(bench, optimizer):
-    pool = bench.open(check_rows=True)
+def test_every_flip_in_a_table_is_found(bench, optimizer, level):
+    pool = bench.open(check_rows=True, **level)
     train(pool, optimizer(), ids_of(3))
     pool.close()
     columns = {"weight": DIM, "state": {0: 1, 1: DIM + 1, 2: 2}[OPTIMIZERS.index(optimizer)]}
@@ -92,17 +96,18 @@ def test_every_flip_in_a_table_is_found(bench, optimizer):
     assert verify(bench.path) == []
 
 
+@pytest.mark.parametrize("level", [{}, FILE])
 @pytest.mark.parametrize("form", ["background", "fused"])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_damaged_row_is_not_trained_on(bench, optimizer, form):
+def test_damaged_row_is_not_trained_on(bench, optimizer, form, level):
     """The batch that would change it is refused, and taken back by the next opening."""
     batches = ids_of(6)
-    pool = bench.open(check_rows=True, undo_log=form)
+    pool = bench.open(check_rows=True, undo_log=form, **level)
     train(pool, optimizer(), batches[:4])
     pool.close()
     row = next(int(i) for i in batches[5][:, 0] if i not in batches[4][:, 0])
     flip_in_table(bench.path, "a", row)
-    pool = bench.open(undo_log=form)
+    pool = bench.open(undo_log=form, **level)
     rows, run = job_of(pool, optimizer())
     run.step((rows(batches[4]) - 1).square().sum())
     before = table_bytes(pool)
@@ -112,7 +117,7 @@ def test_damaged_row_is_not_trained_on(bench, optimizer, form):
         run.step((rows(batches[4]) - 1).square().sum())
     pool.close()
     assert [d.where for d in verify(bench.path)] == [f"table 'a', row {row}"]
-    with bench.open() as again:
+    with bench.open(**level) as again:
         assert again.committed_batch == 5
         assert table_bytes(again) == before
 
@@ -133,6 +138,40 @@ def test_killed_in_an_update_is_no_damage(bench):
     with bench.open(image) as again:
         assert table_bytes(again) == table_bytes(pool)
     assert verify(image) == []
+
+
+@pytest.mark.parametrize("resume", ["exact", "latest"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_recovered_from_the_journal_rows_are_whole(bench, optimizer, resume):
+    """After a power failure rows come from the journal, whatever the tables hold of them: old rows,
+    torn ones, rows without their checksum. A row that it does not hold keeps its damage, and its
+    name.
+    """
+    pool = bench.open(check_rows=True, **FILE)
+    data = ids_of(12)
+    rows, run = job_of(pool, optimizer())
+    for ids in run.batches(data[:6]):
+        run.step((rows(ids) - 1).square().sum())
+    pool.close()
+    pool = bench.open(**FILE)  # a new base
+    rows, run = job_of(pool, optimizer())
+    for ids in data[6:]:
+        run.step((rows(ids) - 1).square().sum())
+    run.sync()
+    expected, image = table_bytes(pool), bench.image()
+    pool.close()
+    changed = set(torch.cat(data[6:])[:, 0].tolist())
+    kept = next(row for row in range(ROWS["a"]) if row not in changed)
+    for row in changed:  # as if the kernel had written half of it
+        flip_in_table(image, "a", row)
+    with bench.open(image, resume=resume, _assume_reboot=True, **FILE) as again:
+        assert again.committed_batch == 12
+        assert again.recovery is not None
+        assert again.recovery.rows_changed >= len(changed)
+        assert table_bytes(again) == expected
+    assert verify(image) == []
+    flip_in_table(image, "a", kept)
+    assert [d.where for d in verify(image)] == [f"table 'a', row {kept}"]
 
 
 def test_snapshot_keeps_the_checksums(bench, tmp_path):
