@@ -262,7 +262,7 @@ def _recovery_bars() -> list[Bar]:
     return [
         Bar(
             name="open 2 GB after a kill, one batch rolled back",
-            figure="recovery/seconds",
+            figure="recovery/rollback/seconds",
             script="recovery.py",
             measurement="rollback",
             bar=0.3,
@@ -272,7 +272,7 @@ def _recovery_bars() -> list[Bar]:
         ),
         Bar(
             name="DCP load of the same bytes / that",
-            figure="recovery/dcp",
+            figure="recovery/rollback/dcp",
             script="recovery.py",
             measurement="rollback",
             bar=20.0,
