@@ -154,4 +154,4 @@ MEASUREMENTS: dict[str, Measurement] = {
 }
 
 if __name__ == "__main__":
-    run_script("agreement.py", MEASUREMENTS, options(__doc__))
+    run_script("agreement.py", MEASUREMENTS, options(__doc__), quick=["sgd"])

@@ -76,17 +76,28 @@ def shown_run(runs: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | N
     return sorted(good, key=lambda run: run["median"])[len(good) // 2] if good else None
 
 
-def line(bar: Bar, runs: Sequence[Mapping[str, Any] | None]) -> str:
+def cells(bar: Bar, runs: Sequence[Mapping[str, Any] | None]) -> tuple[str, ...]:
     """Name, bar, aim, median [min, max], verdict, script."""
     verdict, shown = judge(bar, runs), shown_run(runs)
     sign = "<=" if bar.at_most else ">="
-    number = f"{sign} {bar.bar:g}{bar.unit}"
-    aim = f"aim {bar.aim:g}{bar.unit}"
     found = "-"
     if shown is not None:
         found = f"{shown['median']:.3g}{bar.unit} [{shown['min']:.3g}, {shown['max']:.3g}]"
     word = verdict.word + (f": {verdict.note}" if verdict.note else "")
-    return f"{bar.name:<58}{number:<11}{aim:<11}{found:<26}{word}  ({bar.script})"
+    limits = f"{sign} {bar.bar:g}{bar.unit}", f"{bar.aim:g}{bar.unit}"
+    return bar.name, *limits, found, word, bar.script
+
+
+def line(row: Sequence[str]) -> str:
+    """A bar's cells for a terminal."""
+    name, bar, aim, found, word, script = row
+    return f"{name:<64}{bar:<13}aim {aim:<10}{found:<28}{word}  ({script})"
+
+
+def markdown(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
+    """Rows of cells as a table for a page."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n"
 
 
 def _step_bars() -> list[Bar]:
@@ -251,7 +262,7 @@ def _recovery_bars() -> list[Bar]:
     return [
         Bar(
             name="open 2 GB after a kill, one batch rolled back",
-            figure="recovery/seconds",
+            figure="recovery/rollback/seconds",
             script="recovery.py",
             measurement="rollback",
             bar=0.3,
@@ -261,7 +272,7 @@ def _recovery_bars() -> list[Bar]:
         ),
         Bar(
             name="DCP load of the same bytes / that",
-            figure="recovery/dcp",
+            figure="recovery/rollback/dcp",
             script="recovery.py",
             measurement="rollback",
             bar=20.0,
@@ -337,8 +348,11 @@ BARS: tuple[Bar, ...] = (
     *_recovery_bars(),
     *_ladder_bars(),
 )
-# Bars of what does not exist yet, as the lines say.
+# Bars of what does not exist yet: the cells of their lines.
 NOT_MEASURED = (
-    f"{'protect on an nn.EmbeddingBag(sparse) model / its own step':<58}{'<= 1.15x':<11}"
-    f"{'aim 1.05x':<11}{'-':<26}skipped: there is no protect() yet",
+    (
+        "protect on an nn.EmbeddingBag(sparse) model / its own step",
+        *("<= 1.15x", "1.05x", "-", "skipped: there is no protect() yet", "-"),
+    ),
 )
+HEAD = ("bar", "demanded", "aim", "median [min, max]", "verdict", "script")

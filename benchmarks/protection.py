@@ -114,9 +114,10 @@ def compare(args: argparse.Namespace) -> Result:
         step = partial(plain.loop, batches, 1)
         state = state_of(plain)
         result.facts["checkpoint_bytes"] = sum(t.numel() * t.element_size() for t in state.values())
+        saves = 1 if args.quick else SAVES
         for name, save in SAVERS.items():
             try:
-                costs = [cost_s(save, state, folder / "save", step, base_s) for _ in range(SAVES)]
+                costs = [cost_s(save, state, folder / "save", step, base_s) for _ in range(saves)]
             except ImportError as error:
                 result.skipped[f"protection/{name}"] = f"{error} (make bench-peers)"
                 continue

@@ -2,11 +2,12 @@
 
     python benchmarks/recovery.py [--only rollback,power-loss] [--gib 2] [--json FILE]
 
-rollback: a trainer of shape i's tables (--gib in all) is killed when its rows are stored and its
-batch is not committed; the time is that of Pool(path). DCP loads the same bytes from the same
-folder. power-loss: a trainer at level `power` on the disk is killed in mid-run, and the pool opened
-as after a restart of the machine; the page cache is warm. Figures: seconds, DCP's over ours, and
-seconds for the bytes in the ring at 1 GB/s over those that it took.
+rollback: a trainer of 26 tables (--gib in all, one lookup a feature, batch 2048, Zipf rows) is
+killed when its rows are stored and its batch is not committed; the time is that of Pool(path). DCP
+loads the same bytes from the same folder. rollback-large: the same with 20 lookups a feature: each
+row to roll back lies on a page of its own, that has to be mapped. power-loss: a trainer at level
+`power` on the disk is killed in mid-run, and the pool opened as after a restart of the machine; the
+page cache is warm. Figures: seconds, DCP's over ours, and bytes of the ring for a second.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +36,14 @@ STEPS = 6  # of each life
 POWER_STEPS = 60
 
 
-def shape_of(gib: float) -> dict[str, Any]:
-    """8 tables x dim 32, 20 lookups a bag."""
-    return {"rows": [int(gib * 2**30) // (8 * 128)] * 8, "dim": 32, "lookups": 20, "batch": 2048}
+def shape_of(gib: float, lookups: int) -> dict[str, Any]:
+    """26 tables x dim 32 as DLRM on Criteo has them, of one size."""
+    return {
+        "rows": [int(gib * 2**30) // (26 * 128)] * 26,
+        "dim": 32,
+        "lookups": lookups,
+        "batch": 2048,
+    }
 
 
 def in_child(work: Callable[[], Iterator[dict[str, Any]]]) -> dict[str, Any]:
@@ -82,10 +89,10 @@ def life(
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def rollback(args: argparse.Namespace) -> Result:
+def rollback(name: str, lookups: int, args: argparse.Namespace) -> Result:
     """Kills, openings, and loads of a distributed checkpoint in turns."""
     torch.set_num_threads(1)
-    shape = shape_of(args.gib)
+    shape = shape_of(args.gib, lookups)
     num_bytes = 4 * shape["dim"] * sum(shape["rows"])
     need_bytes(args.dir, 3 * num_bytes + (2 << 30))
     batches = dlrm_batches(shape, 4)
@@ -105,8 +112,8 @@ def rollback(args: argparse.Namespace) -> Result:
         del times.wall_ms[0], times.cpu_ms[0]
     result = Result(times={"Pool(path)": ours, "DCP load": peer}, threads=1)
     result.figures = {
-        "recovery/seconds": [ms / 1e3 for ms in ours.wall_ms],
-        "recovery/dcp": ratios(peer.wall_ms, ours.wall_ms),
+        f"recovery/{name}/seconds": [ms / 1e3 for ms in ours.wall_ms],
+        f"recovery/{name}/dcp": ratios(peer.wall_ms, ours.wall_ms),
     }
     result.facts = {"table_bytes": num_bytes, **reports[-1]}
     return result
@@ -150,7 +157,7 @@ def record(times: Times, took: tuple[float, float]) -> None:
 def power_loss(args: argparse.Namespace) -> Result:
     """Replay of the ring on an ordinary file."""
     torch.set_num_threads(1)
-    shape = shape_of(args.gib / 4)
+    shape = shape_of(args.gib / 4, 4)
     need_bytes(args.disk, 3 * 4 * shape["dim"] * sum(shape["rows"]) + (4 << 30))
     batches = dlrm_batches(shape, 8)
     times, shares, facts = Times(), [], {}
@@ -177,7 +184,11 @@ def power_loss(args: argparse.Namespace) -> Result:
     return result
 
 
-MEASUREMENTS: dict[str, Measurement] = {"rollback": rollback, "power-loss": power_loss}
+MEASUREMENTS: dict[str, Measurement] = {
+    "rollback": partial(rollback, "rollback", 1),
+    "rollback-large": partial(rollback, "rollback-large", 20),
+    "power-loss": power_loss,
+}
 
 if __name__ == "__main__":
     parser = options(__doc__)

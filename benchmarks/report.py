@@ -14,6 +14,7 @@ import platform
 import shutil
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -91,16 +92,22 @@ def run_script(
     if args.json:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(document(script, made, args), indent=1) + "\n")
+    if any(one["failed"] for one in made):
+        raise SystemExit(1)
 
 
 def measure(name: str, call: Measurement, args: argparse.Namespace) -> dict[str, Any]:
     """One measurement as it stands in the document; prints its table."""
     load, started = ForeignLoad(), time.monotonic()
+    nothing = {"name": name, "skipped": "", "failed": "", "figures": {}, "times": {}, "facts": {}}
     try:
         result = call(args)
     except Skipped as reason:
         print(f"\n{name}: skipped: {reason}", flush=True)
-        return {"name": name, "skipped": str(reason), "figures": {}, "times": {}, "facts": {}}
+        return {**nothing, "skipped": str(reason)}
+    except Exception as error:  # the other measurements go on
+        print(f"\n{name}: failed\n{traceback.format_exc()}", flush=True)
+        return {**nothing, "failed": repr(error)}
     finally:
         gc.collect()  # mappings of removed pools hold their memory
     foreign = load.share()
@@ -110,6 +117,7 @@ def measure(name: str, call: Measurement, args: argparse.Namespace) -> dict[str,
     made = {
         "name": name,
         "skipped": "",
+        "failed": "",
         "threads": result.threads,
         "seconds": time.monotonic() - started,
         "foreign_share": foreign,

@@ -117,4 +117,4 @@ MEASUREMENTS: dict[str, Measurement] = {
 }
 
 if __name__ == "__main__":
-    run_script("scaling.py", MEASUREMENTS, options(__doc__), quick=["threads/sgd"])
+    run_script("scaling.py", MEASUREMENTS, options(__doc__), quick=["tables"])

@@ -16,7 +16,7 @@ from bars import DRAWS
 from bars import SHAPES as SHAPE_NAMES
 from loops import LEAD_IN, REPEATS, Candidate, doubt, num_batches, step_facts, warm_up
 from peers import Fbgemm, TorchBags, bytes_of
-from report import Measurement, Result, folder_in, need_bytes, options, run_script, timed
+from report import Measurement, Result, Skipped, folder_in, need_bytes, options, run_script, timed
 from rounds import ratios
 from step import SHAPES, Ours, draw_batches
 
@@ -33,7 +33,10 @@ def compare(name: str, optimizer: str, args: argparse.Namespace) -> Result:
     with folder_in(args.dir) as folder:
         ours = Ours(folder / "pool", shape, threads=1, undo_log="auto", optimizer=optimizer)
         engines: dict[str, Any] = {"ours": ours}
-        engines["FBGEMM"] = Fbgemm(folder / "fbgemm", shape, optimizer=optimizer)
+        try:
+            engines["FBGEMM"] = Fbgemm(folder / "fbgemm", shape, optimizer=optimizer)
+        except Skipped as reason:
+            result.skipped = {f"fbgemm/{name}/{draw}/{optimizer}": str(reason) for draw in DRAWS}
         if optimizer == "sgd":
             engines["nn.EmbeddingBag"] = TorchBags(folder / "torch", shape)
         for draw in DRAWS:

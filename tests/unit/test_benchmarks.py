@@ -120,10 +120,10 @@ def test_costs_are_bounded_from_above():
 
 def test_line_shows_what_was_measured():
     """Name, bar, aim, median with spread, verdict, script: everything to check it by."""
-    text = bars.line(BAR, [figure(1.8), figure(1.6), figure(9.0, "others")])
+    text = bars.line(bars.cells(BAR, [figure(1.8), figure(1.6), figure(9.0, "others")]))
     for part in ("b ", ">= 1.5x", "aim 2x", "1.8x [0.9, 3.6]", "pass", "s.py"):
         assert part in text
-    assert "skipped: no FBGEMM" in bars.line(BAR, [{"skipped": "no FBGEMM"}])
+    assert "skipped: no FBGEMM" in bars.line(bars.cells(BAR, [{"skipped": "no FBGEMM"}]))
 
 
 def test_bars_are_well_formed():
@@ -165,6 +165,19 @@ def test_document_has_all_that_a_figure_depends_on():
     assert document["measurements"][0]["times"]["ours"]["wall_ms"]["median"] == 1.1
 
 
+def test_tables_are_made_of_documents(tmp_path):
+    """A page quotes what the scripts found, and says what was disturbed."""
+
+    def measurement(args: argparse.Namespace) -> report.Result:
+        return report.Result(figures={"f": [2.0, 3.0]}, doubt="two threads")
+
+    made = report.measure("m", measurement, arguments())
+    document = report.document("s.py", [made], arguments())
+    (tmp_path / "s.json").write_text(json.dumps(document))
+    (tmp_path / "other.json").write_text("[]")
+    assert "| f | 2.5 [2, 3] | disturbed: two threads |" in bench.tables(tmp_path)
+
+
 def test_a_skipped_measurement_says_why(capsys):
     """The reason reaches the document and the reader."""
 
@@ -175,6 +188,20 @@ def test_a_skipped_measurement_says_why(capsys):
     document = report.document("s.py", [made], arguments())
     assert report.find_figure(document, "m", "f") == {"skipped": "no FBGEMM"}
     assert "no FBGEMM" in capsys.readouterr().out
+
+
+def test_a_failed_measurement_leaves_the_others(capsys):
+    """One broken measurement must not cost an hour of others, nor pass for nothing."""
+
+    def measurement(args: argparse.Namespace) -> report.Result:
+        raise ValueError("broken")
+
+    made = report.measure("m", measurement, arguments())
+    document = report.document("s.py", [made], arguments())
+    assert "broken" in made["failed"]
+    found = report.find_figure(document, "m", "f")
+    assert bars.judge(BAR, [found]).word == "fail"
+    assert "broken" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("medians", "code"), [([1.6, 1.6], 0), ([1.0, 1.0], 1)])
@@ -191,6 +218,7 @@ def test_check_exits_by_the_bars(medians, code, tmp_path, monkeypatch, capsys):
     assert bench.check(["s.py"], tmp_path) == code
     assert not left
     assert BAR.name in capsys.readouterr().out
+    assert f"| {BAR.name} |" in (tmp_path / "check.md").read_text()
 
 
 @pytest.mark.parametrize("script", bench.SCRIPTS)
