@@ -82,8 +82,8 @@ def compare(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
         trainer, process, faults = (statistics.median(c) for c in zip(*samples, strict=True))
         result[f"counted_{key}"] = {"trainer_s": trainer, "process_s": process, "faults": faults}
         print(
-            f"  {key}: CPU {trainer:.3f} s of the trainer's thread, {process:.3f} s of the process; "
-            f"{faults:.0f} page faults"
+            f"  {key}: CPU {trainer:.3f} s of the trainer's thread, {process:.3f} s of the "
+            f"process; {faults:.0f} page faults"
         )
     model.pool.close()
     return result

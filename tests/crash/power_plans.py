@@ -119,8 +119,15 @@ BLOCK_TRACES = {
     for plan in (
         _block("journal", _journaled),
         _block("lag", _through, dense_every=1, lag_max=3, keep_dense=0, delays=_SLOW_JOURNAL),
-        _block("lag far", _through, dense_every=2, lag_max=4, keep_dense=0, has_same_rows=True,
-               delays=_SLOWER_JOURNAL),
+        _block(
+            "lag far",
+            _through,
+            dense_every=2,
+            lag_max=4,
+            keep_dense=0,
+            has_same_rows=True,
+            delays=_SLOWER_JOURNAL,
+        ),
         _block("lag fused", _through, undo_log="fused", delays=_SLOW_JOURNAL),
         _block("checkpoint", _through, delays=_SLOW_TABLES, batches=20, padding=24_000),
         _block("slow dense", _through, delays=_SLOW_DENSE, batches=20, padding=24_000),

@@ -109,7 +109,7 @@ class Pool:
         self.path = Path(path)
         check_options(path, resume, lookahead, lookup, undo_log, threads, lag_max, keep_dense)
         self.threads, self.lookahead = threads or len(os.sched_getaffinity(0)), lookahead
-        self.lookup = lookup
+        self.lookup, self.is_read_only = lookup, read_only
         self._progress, self._check_rows = progress, check_rows
         self._closers: list[Callable[[], None]] = []
         self.settle: Callable[[], None] = lambda: None  # a run's: writes the committed dense part
@@ -129,7 +129,6 @@ class Pool:
         self.medium: str = facts["medium"]
         self.durability: str = facts["durability"]
         self.notices: list[str] = notices_of(facts)
-        self.is_read_only = read_only
         self.is_new = not found["has_point"]
         self.recovery: RecoveryReport | None = None
         self.resume_record: dict[str, Any] | None = None
@@ -149,10 +148,9 @@ class Pool:
             is_relaxed=lookup == "relaxed",
         )
         self._recall_previous()
-        self.transaction = Transaction()
+        self.transaction, self._owner_pid = Transaction(), os.getpid()
         self._snapshot: Snapshot | None = None
         self.desk = SnapshotDesk(self.path, self._take, is_trainer=not read_only)
-        self._owner_pid = os.getpid()
         self._finalizer = weakref.finalize(self, _abandon, self._core, self._owner_pid)
 
     def _open(self, *, read_only: bool, **options: Any) -> "_core.Pool":
