@@ -91,7 +91,7 @@ def cells(bar: Bar, runs: Sequence[Mapping[str, Any] | None]) -> tuple[str, ...]
 def line(row: Sequence[str]) -> str:
     """A bar's cells for a terminal."""
     name, bar, aim, found, word, script = row
-    return f"{name:<64}{bar:<13}aim {aim:<10}{found:<28}{word}  ({script})"
+    return f"{name:<64}{bar:<13}aim {aim:<10}{found:<32}{word}  ({script})"
 
 
 def markdown(rows: Sequence[Sequence[str]], head: Sequence[str]) -> str:
