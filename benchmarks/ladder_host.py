@@ -35,7 +35,8 @@ import trainingcxl as tcxl
 from trainingcxl.sim.workload import Model, find_model
 
 ROWS_MAX = {"RM2": 250_000}
-STEPS = {"i": 4, "RM1": 2, "RM2": 1, "RM3": 4, "RM4": 2}  # of a round
+# Of a round. A loop announces one batch more than it trains: with few steps its log would count.
+STEPS = {"i": 6, "RM1": 4, "RM2": 3, "RM3": 6, "RM4": 3}
 RATE = 0.01
 
 

@@ -21,7 +21,7 @@ from rounds import ratios
 from step import SHAPES, Dlrm, Ours, draw_batches
 from step import _Batch as Batch
 
-DLRM_STEPS = 10
+DLRM_STEPS = 20
 DLRM_WARM_UP = 40
 
 
