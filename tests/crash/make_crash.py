@@ -36,7 +36,7 @@ _IMAGES_MIN, _IMAGES_MIN_ALL, _IN_FLIGHT_MIN = 10_000, 50_000, 0.4
 _IN_TRANSACTION_MIN = 0.3
 _SPECIAL_KILLS_MIN = 200  # in recovery, creation, growth, cut, over all media
 _EXECUTIONS_MIN, _PAST_CHECKSUM_MIN = 1_000_000, 0.3
-_EXAMPLES = 200
+_EXAMPLES = 100
 _RIGS = ("images", "mutants", "torture", "flips", "stateful", "fuzz")
 # Media of the torture: medium, level, folder (of tmpfs or of this disk), kills at least, options.
 _STREAMS: tuple[tuple[str, str, str, int, dict[str, Any]], ...] = (
