@@ -97,10 +97,14 @@ def train(
 ) -> Outcome:
     """Trains in a pool that is thrown away, through the failures at these batches."""
     settings = load_settings(assignments=[*assignments, f"run.dense_every={every}"])
+    # A log that is half full asks for a generation early: room for the frames of 2 K batches.
+    row_bytes = 4 * settings.model.embedding_dim + 64
+    rows = settings.run.batch_size * sum(1 for _ in data.features)
+    log_bytes = max(64 << 20, 4 * every * rows * row_bytes)
     device, failures, lags = prepare_torch(settings.run), Failures(list(at), max(0, every - 1)), []
     with tempfile.TemporaryDirectory(prefix="trainingcxl-accuracy-", dir="/dev/shm") as folder:
         while True:
-            pool = Pool(Path(folder) / "pool", lookup=lookup, resume=resume)
+            pool = Pool(Path(folder) / "pool", lookup=lookup, resume=resume, log_bytes=log_bytes)
             if pool.recovery is not None:
                 lags.append(pool.recovery.committed_batch - pool.recovery.dense_batch)
             failures.training = None
