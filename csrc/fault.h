@@ -79,6 +79,7 @@ enum class Fault : unsigned {
   // journal: rewind
   kJournalRewindEvidenceLate,
   kJournalRewindSlotLate,
+  kJournalRewindResumeLate,
   kJournalRewindRowsLate,
   kJournalRewindIgnored,
   kCount,

@@ -197,8 +197,8 @@ void Journal::wait_before_update(const Step& step, uint64_t batch) {
   const Stopwatch lag;
   changed_.wait(lock, [&] {
     // What a checkpoint leaves in the ring must have room for the next one to begin.
-    const bool has_room =
-        !checkpoint_.is_active || appended() - checkpoint_.appended + margin() <= ring_bytes_;
+    const bool has_room = !checkpoint_.is_active || has_fault(Fault::kJournalRingOverrun) ||
+                          appended() - checkpoint_.appended + margin() <= ring_bytes_;
     return (batch - durable_ <= lag_max_ && queue_.size() < kQueueMax && has_room) ||
            !failure_.empty();
   });

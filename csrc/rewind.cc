@@ -63,7 +63,11 @@ RecoveryReport rewind(Store& store, UndoLog& undo, DenseLog& dense, const Genera
   begun.journal_life = journal_life;
   name_generation(begun, target);
   // After a power failure the slot is believed although the machine restarted: what it needs must
-  // be durable before it, and it before the first row that changes.
+  // be durable before it, and it before the first row that changes. Its own resume record, too: on
+  // the medium without it the slot is not valid, the journal tells, and the recovery that follows
+  // writes just such a record to just that place. So both places get it first.
+  if (journal_life != 0 && !has_fault(Fault::kJournalRewindResumeLate))
+    store.write_slot(slot, store.read_resume(slot));
   if (journal_life != 0 && !has_fault(Fault::kJournalRewindEvidenceLate)) store.sync_all();
   crash_point("rewind: decided");
   store.write_slot(begun, store.read_resume(slot));

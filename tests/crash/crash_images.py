@@ -28,7 +28,7 @@ _SECONDS_MAX = 900  # of one child
 _SHOWN = 20  # problems
 # Per mode. Recoveries that are recorded, too, bring about more: there are about
 # 20,000 distinct ones on persistent memory, 18,000 in files.
-IMAGES = {"tso": 16_000, "weak": 16_000, "block": 3_500}
+IMAGES = {"tso": 22_000, "weak": 22_000, "block": 4_500}
 _BLOCK_CONTROL = 5  # part of the images of a control
 # A fault is looked for in these, in this order ...
 _MUTANT_PLANS = ("background", "fused", "relive", "relive fused", "alternating", "workers",
@@ -50,7 +50,7 @@ _SHOWN_BY = {
     "JournalReleaseFirst": "grown",
     "JournalCutBeforeTables": "checkpoint",
     "JournalCutBeforeDense": "slow dense",
-    "JournalRingOverrun": "checkpoint",
+    "JournalRingOverrun": "full ring",
     "JournalPreviousAlways": "slow dense",
     "JournalNoIdInCrc": "same rows",
     "JournalNoLife": "same rows",
@@ -61,6 +61,7 @@ _SHOWN_BY = {
     "DenseOverResumed": "rewind",
     "JournalRewindEvidenceLate": "rewound",
     "JournalRewindSlotLate": "behind base",
+    "JournalRewindResumeLate": "behind base",
     "JournalRewindRowsLate": "behind base",
     "JournalRewindIgnored": "behind base",
 }

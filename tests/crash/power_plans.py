@@ -130,6 +130,7 @@ BLOCK_TRACES = {
         ),
         _block("lag fused", _through, undo_log="fused", delays=_SLOW_JOURNAL),
         _block("checkpoint", _through, delays=_SLOW_TABLES, batches=20, padding=24_000),
+        _block("full ring", _through, delays=_SLOW_TABLES, batches=44, padding=24_000, share=0.5),
         _block("slow dense", _through, delays=_SLOW_DENSE, batches=20, padding=24_000),
         _block("rewound", _rewind_journaled, dense_every=1),
         _block("behind base", _rewind_behind_base, dense_every=1, batches=9),

@@ -262,8 +262,9 @@ def _pages_of(trace: Trace, number: int) -> set[int]:
         in_head = places < _HEAD_WORDS
         words[places[in_head]] = trace.values[part][in_head]
     if number == 0:  # a generation that a recovery rewrites has another place, and a longer record
+        further = _RECORD_PAGES + 1 + trace.plan.blob_bytes // 4096
         for area in _dense_areas(words):
-            pages.update(area + further for further in range(_RECORD_PAGES + 1))
+            pages.update(range(area, area + further))
     return pages
 
 
