@@ -77,6 +77,17 @@ bool has_crc32_instruction() {
   return __builtin_cpu_supports("sse4.2") != 0;
 }
 
+namespace {
+
+bool has_vector_carryless_multiply() {
+  __builtin_cpu_init();
+  return __builtin_cpu_supports("vpclmulqdq") != 0;
+}
+
+}  // namespace
+
+const bool can_fold_crc = has_vector_carryless_multiply();
+
 uint32_t crc32c_sse42(uint32_t crc, const void* data, size_t size) {
   const auto* p = static_cast<const unsigned char*>(data);
   uint64_t state = ~crc;
@@ -102,6 +113,7 @@ namespace tcxl::internal {
 
 bool has_crc32_instruction() { return false; }
 uint32_t crc32c_sse42(uint32_t crc, const void*, size_t) { return crc; }
+const bool can_fold_crc = false;
 
 }  // namespace tcxl::internal
 

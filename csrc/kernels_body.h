@@ -8,6 +8,7 @@
 #pragma once
 
 #include "kernels_body_correct.h"
+#include "kernels_body_crc.h"
 #include "kernels_body_grad.h"
 #include "kernels_body_log.h"
 #include "kernels_body_lookup.h"

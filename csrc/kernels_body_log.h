@@ -2,79 +2,15 @@
 #pragma once
 
 #include "crash_point.h"
-#include "crc32c.h"
 #include "fault.h"
 #include "kernels.h"
+#include "kernels_body_crc.h"
 #include "kernels_vec.h"
 
 namespace tcxl {
 namespace {
 
-constexpr uint64_t kGroupRows = 4;  // records whose checksums are computed side by side
 constexpr uint64_t kCopyAhead = 24;
-
-struct RecordSource {
-  uint64_t row;
-  const float* state;
-  const float* weight;
-};
-
-TCXL_INLINE uint64_t load_word(const float* p) {
-  uint64_t word;
-  std::memcpy(&word, p, sizeof(word));
-  return word;
-}
-
-TCXL_INLINE uint32_t load_half_word(const float* p) {
-  uint32_t word;
-  std::memcpy(&word, p, sizeof(word));
-  return word;
-}
-
-#if defined(__SSE4_2__)
-// The crc32 instruction takes three cycles but one can start every cycle: four records hide the
-// latency.
-struct CrcGroup {
-  uint64_t a, b, c, d;
-  TCXL_INLINE void words(const float* const (&p)[kGroupRows], int64_t floats) {
-    int64_t k = 0;
-    for (; k + 2 <= floats; k += 2) {
-      a = _mm_crc32_u64(a, load_word(p[0] + k));
-      b = _mm_crc32_u64(b, load_word(p[1] + k));
-      c = _mm_crc32_u64(c, load_word(p[2] + k));
-      d = _mm_crc32_u64(d, load_word(p[3] + k));
-    }
-    if (k < floats) {
-      a = _mm_crc32_u32(static_cast<uint32_t>(a), load_half_word(p[0] + k));
-      b = _mm_crc32_u32(static_cast<uint32_t>(b), load_half_word(p[1] + k));
-      c = _mm_crc32_u32(static_cast<uint32_t>(c), load_half_word(p[2] + k));
-      d = _mm_crc32_u32(static_cast<uint32_t>(d), load_half_word(p[3] + k));
-    }
-  }
-};
-
-TCXL_INLINE void record_crcs(uint32_t start, const RecordSource (&source)[kGroupRows],
-                             int64_t state_floats, int64_t dim, uint32_t (&crc)[kGroupRows]) {
-  const uint64_t seed = ~start;
-  CrcGroup group{_mm_crc32_u64(seed, source[0].row), _mm_crc32_u64(seed, source[1].row),
-                 _mm_crc32_u64(seed, source[2].row), _mm_crc32_u64(seed, source[3].row)};
-  group.words({source[0].state, source[1].state, source[2].state, source[3].state}, state_floats);
-  group.words({source[0].weight, source[1].weight, source[2].weight, source[3].weight}, dim);
-  crc[0] = ~static_cast<uint32_t>(group.a);
-  crc[1] = ~static_cast<uint32_t>(group.b);
-  crc[2] = ~static_cast<uint32_t>(group.c);
-  crc[3] = ~static_cast<uint32_t>(group.d);
-}
-#else
-TCXL_INLINE void record_crcs(uint32_t start, const RecordSource (&source)[kGroupRows],
-                             int64_t state_floats, int64_t dim, uint32_t (&crc)[kGroupRows]) {
-  for (uint64_t i = 0; i < kGroupRows; ++i) {
-    const uint32_t row = crc32c(start, &source[i].row, sizeof(uint64_t));
-    const uint32_t state = crc32c(row, source[i].state, static_cast<size_t>(state_floats) * 4);
-    crc[i] = crc32c(state, source[i].weight, static_cast<size_t>(dim) * 4);
-  }
-}
-#endif
 
 TCXL_INLINE bool can_stream(const float* to, int64_t floats) {
   return kHasStreaming && floats % kGroup == 0 && reinterpret_cast<uintptr_t>(to) % kLine == 0;

@@ -65,5 +65,7 @@ const KernelTable& current_kernels();
 // crc32c_sse42.cc.
 bool has_crc32_instruction();
 uint32_t crc32c_sse42(uint32_t crc, const void* data, size_t size);
+// The CPU multiplies whole vectors without carries (vpclmulqdq). Defined there too.
+extern const bool can_fold_crc;
 
 }  // namespace tcxl::internal

@@ -1,8 +1,6 @@
 // Times of the kernels alone, one thread, on the shapes of docs/design.md. No pool, no file:
-// anonymous memory. Build the library first (cmake), then:
-//   g++ -std=c++20 -O2 -Icsrc benchmarks/native/kernels_bench.cc build/libtcxl_core.a -o
-//   kernels_bench
-//   ./kernels_bench [i|ii|iii16|iii128] [uniform|zipf] [sgd|row-wise] [rounds] [2M|4K]
+// anonymous memory. 'make test-native' builds it:
+//   build/native/kernels_bench [i|ii|iii16|iii128] [uniform|zipf] [sgd|row-wise] [rounds] [2M|4K]
 // Prints the median and the least CPU time of each kernel: on a shared machine wall time mostly
 // shows the neighbours.
 #include <sys/mman.h>
@@ -19,6 +17,8 @@
 
 #include "crc32c.h"
 #include "kernels.h"
+#include "layout.h"
+#include "media.h"
 
 namespace {
 
@@ -141,7 +141,8 @@ class Bench {
       batch.lookups[t].build(&one, 1, shape_.bags, stride_, shape_.rows[t]);
     }
   }
-  void update(const Batch& batch, bool hands_off) {
+  enum class Log { kNone, kHandOff, kFused };
+  void update(const Batch& batch, Log log) {
     for (size_t t = 0; t < tables_.size(); ++t) {
       UpdateJob job;
       job.table = tables_[t];
@@ -149,8 +150,12 @@ class Bench {
       job.grad = grad_;
       job.learning_rate = 0.01f;
       job.eps = 1e-8f;
-      if (hands_off) job.next_record = next_record_[t].data();
-      job.next_log = logs_[t];
+      job.fence = &Persistence::fence;
+      if (log == Log::kHandOff) job.next_record = next_record_[t].data();
+      job.next_log = job.own_log = logs_[t];
+      if (log == Log::kFused) {
+        job.log_block_rows = layout::fused_block_rows(static_cast<uint64_t>(shape_.dim));
+      }
       update_rows(job, 0, job.lookups->num_rows());
     }
   }
@@ -194,7 +199,8 @@ void Bench::add_table(uint64_t rows, bool zipf, bool row_wise) {
                      shape_.dim, row_wise ? OptimizerKind::kRowWiseAdagrad : OptimizerKind::kSgd});
   initialize_rows(tables_[t].weight, shape_.dim, 0, rows, 1, t, 0.1f);
   logs_.push_back({allocate<uint64_t>(records), allocate<uint32_t>(records),
-                   allocate<float>(records), allocate<float>(records * dim), 7});
+                   allocate<float>(records), allocate<float>(records * dim),
+                   allocate<uint64_t>(records), 7});
   std::vector<double>& distribution = distributions_[rows];
   if (zipf && distribution.empty()) distribution = zipf_distribution(rows);
   for (Batch& batch : batches_) {
@@ -214,14 +220,15 @@ void Bench::round(int number) {
     }
   });
   timed("sort", [&] { build(batch); });
-  timed("update", [&] { update(batch, false); });
+  timed("update", [&] { update(batch, Log::kNone); });
+  timed("update and own log", [&] { update(batch, Log::kFused); });
   build(next);
   timed("match rows", [&] {
     for (size_t t = 0; t < tables_.size(); ++t) {
       match_rows(batch.lookups[t].rows, next.lookups[t].rows, next_record_[t]);
     }
   });
-  timed("update and hand-off", [&] { update(batch, true); });
+  timed("update and hand-off", [&] { update(batch, Log::kHandOff); });
   timed("copy all rows to the log", [&] {
     for (size_t t = 0; t < tables_.size(); ++t) {
       const std::vector<uint64_t>& rows = batch.lookups[t].rows;
