@@ -25,6 +25,8 @@ from report import find_figure
 HERE = Path(__file__).resolve().parent
 SCRIPTS = (  # in the order in which they run
     "step_peers.py",
+    "floor.py",
+    "dlrm_peers.py",
     "agreement.py",
     "gather.py",
     "scaling.py",

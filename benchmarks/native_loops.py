@@ -28,7 +28,7 @@ def _library() -> ctypes.CDLL:
         subprocess.run([*command, str(source), "-o", str(target)], check=True)
     library = ctypes.CDLL(str(target))
     library.read_in_order.restype = library.gather.restype = ctypes.c_float
-    library.log_rows.restype = ctypes.c_int64
+    library.log_rows.restype = library.sort_rows.restype = ctypes.c_int64
     return library
 
 
@@ -50,6 +50,23 @@ def gather(table: NDArray[np.float32], rows: NDArray[np.int64], distance: int) -
 def gathers() -> dict[str, int]:
     """The prefetch distances worth a try, by name."""
     return {f"gather, {d} ahead": d for d in _DISTANCES}
+
+
+def sort_rows(
+    rows: NDArray[np.int64], keys: NDArray[np.uint64], spare: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """The distinct rows (R,) of some below 2**22, ascending, as a view of `keys`."""
+    count = ctypes.c_int64(len(rows))
+    kept = int(_library().sort_rows(_at(rows), count, _at(keys), _at(spare)))
+    return keys[:kept]
+
+
+def change_rows(
+    table: NDArray[np.float32], rows: NDArray[np.uint64], log: NDArray[np.float32] | None
+) -> None:
+    """Reads and stores rows of a table (R, D), D a multiple of 16, and copies them to a log."""
+    size = ctypes.c_int64(table.shape[1]), _at(rows), ctypes.c_int64(len(rows))
+    _library().change_rows(_at(table), *size, None if log is None else _at(log))
 
 
 def log_rows(
