@@ -47,6 +47,7 @@ FILES = {
     "criteo": "criteo:{}/criteo-kaggle-sample/train.ranked.part10.tsv.gz",
     "movielens": "movielens:{}/movielens-100k",
 }
+HASH_SIZES = {"criteo": 100_000}
 
 
 class KilledError(Exception):
@@ -214,7 +215,19 @@ def open_kind(name: str, args: argparse.Namespace, cache: str) -> tuple[Dataset,
             f"eval.fraction={args.held_out / total!r}"
         ]
     source = FILES[name].format(args.samples)
-    return open_data(source, cache_dir=cache, hash_size=100_000), []
+    return open_data(source, cache_dir=cache, hash_size=HASH_SIZES.get(name)), []
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    """A line for each difference."""
+    for one in found:
+        half = one["half_interval_95"]
+        interval = "" if half is None else f" +- {half:.5f}"
+        print(
+            f"{one['data']:9s} {one['lookup']:7s} {one['resume']:21s} lag {one['lag']:3d}: "
+            f"AUC {one['auc']:.5f}, {one['difference']:+.6f}{interval} ({one['runs']} runs), "
+            f"{one['verdict']}"
+        )
 
 
 def main() -> None:
@@ -238,17 +251,11 @@ def main() -> None:
             parser.error(f"--data {name} needs --samples FOLDER")
         with tempfile.TemporaryDirectory(prefix="trainingcxl-accuracy-") as cache:
             data, extra = open_kind(name, args, cache)
-            found += compare(name, data, args, extra)
-    for one in found:
-        half = one["half_interval_95"]
-        interval = "" if half is None else f" +- {half:.5f}"
-        print(
-            f"{one['data']:9s} {one['lookup']:7s} {one['resume']:21s} lag {one['lag']:3d}: "
-            f"AUC {one['auc']:.5f}, {one['difference']:+.6f}{interval} ({one['runs']} runs), "
-            f"{one['verdict']}"
-        )
-    if args.json:
-        args.json.write_text(json.dumps(found, indent=1))
+            of_kind = compare(name, data, args, extra)
+        show(of_kind)
+        found += of_kind
+        if args.json:
+            args.json.write_text(json.dumps(found, indent=1))
 
 
 if __name__ == "__main__":

@@ -269,10 +269,13 @@ bool JournalFile::read_header(uint64_t offset, uint64_t room, uint64_t lsn, uint
          header.crc == header_crc(header, segments.data());
 }
 
-bool JournalFile::has_later_frame(const JournalSlot& slot, uint64_t lsn) const {
+bool JournalFile::has_later_frame(const JournalSlot& slot, uint64_t lsn, uint64_t begin,
+                                  uint64_t bytes) const {
   const std::unique_ptr<std::byte[]> chunk(new std::byte[std::min(kChunk, slot.ring_bytes)]);
-  for (uint64_t at = 0; at < slot.ring_bytes; at += kChunk) {
-    const uint64_t n = std::min(kChunk, slot.ring_bytes - at);
+  uint64_t n = 0;
+  for (uint64_t at = begin; bytes > 0; bytes -= n, at += n) {
+    if (at >= slot.ring_bytes) at = 0;
+    n = std::min({kChunk, slot.ring_bytes - at, bytes});
     if (!read(chunk.get(), n, slot.ring_offset + at)) return false;
     for (uint64_t page = 0; page < n; page += kPage) {
       JournalHeader h;

@@ -69,8 +69,10 @@ class JournalFile {
   // Header and segments of it alone.
   bool read_header(uint64_t offset, uint64_t room, uint64_t lsn, uint64_t life,
                    layout::JournalHeader& header) const;
-  // Whether a frame behind the first bad one says that the bad one had been durable.
-  bool has_later_frame(const layout::JournalSlot& slot, uint64_t lsn) const;
+  // Whether a frame behind the first bad one, number `lsn`, says that the bad one had been durable.
+  // Looks at `bytes` of the ring from its byte `begin` on.
+  bool has_later_frame(const layout::JournalSlot& slot, uint64_t lsn, uint64_t begin,
+                       uint64_t bytes) const;
   uint64_t bytes() const;
   const std::string& path() const { return path_; }
 

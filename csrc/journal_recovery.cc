@@ -1,7 +1,9 @@
 #include "journal_recovery.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <future>
 
 #include "crash_point.h"
 #include "errors.h"
@@ -14,15 +16,16 @@ using namespace layout;
 namespace {
 
 struct FrameAt {
-  uint64_t offset, room, lsn;
+  uint64_t offset, room, lsn, bytes;
 };
 
 struct Scan {
   std::vector<FrameAt> frames;
   uint64_t committed = 0;
-  std::string resume;    // of the newest commit; empty: none since the base
-  uint64_t end_lsn = 0;  // of the first frame that is not there
-  std::string fault;     // what no crash leaves; empty: nothing
+  std::string resume;          // of the newest commit; empty: none since the base
+  uint64_t end_lsn = 0;        // of the first frame that is not there
+  uint64_t end = 0, rest = 0;  // its place in the ring, and bytes from there round to the first
+  std::string fault;           // what no crash leaves; empty: nothing
 };
 
 // The frames from the base on, in order, up to the first that is not whole.
@@ -38,7 +41,7 @@ Scan scan_ring(const JournalFile& file) {
     const uint64_t room = std::min(slot.ring_bytes - at, slot.ring_bytes - travelled);
     if (!file.read_frame(slot.ring_offset + at, room, scan.end_lsn, slot.life, frame)) break;
     const JournalHeader& h = frame.header;
-    scan.frames.push_back({slot.ring_offset + at, room, scan.end_lsn++});
+    scan.frames.push_back({slot.ring_offset + at, room, scan.end_lsn++, h.bytes});
     if (h.kind == static_cast<uint64_t>(JournalKind::kBatch)) {
       if (h.batch != scan.committed && h.batch != scan.committed + 1) {
         scan.fault = text("batch ", h.batch, " follows batch ", scan.committed);
@@ -51,6 +54,8 @@ Scan scan_ring(const JournalFile& file) {
     at += h.bytes;
     travelled += h.bytes;
   }
+  scan.end = at;
+  scan.rest = slot.ring_bytes - travelled;
   return scan;
 }
 
@@ -71,6 +76,7 @@ class Replay {
       if (seen.empty()) seen.resize(table.view.rows);
       for (uint64_t r = 0; r < segment.count; ++r) {
         const uint64_t row = frame.columns[s].row[r];
+        prefetch(table, segment, frame.columns[s].row[std::min(r + kAhead, segment.count - 1)]);
         // Previous bytes count when they are a row's first record: later ones belong to a base that
         // was about to be.
         if (!is_after && (!is_previous || !seen[row] || is_always))
@@ -82,6 +88,19 @@ class Replay {
   uint64_t rows = 0, changed = 0;
 
  private:
+  static constexpr uint64_t kAhead = 16;  // rows
+  static constexpr uint64_t kLine = 64;
+
+  static void prefetch(const Table& table, const FrameSegment& segment, uint64_t row) {
+    const float* weight = table.view.weight + row * segment.dim;
+    for (uint64_t k = 0; k < segment.dim; k += kLine / sizeof(float)) {
+      __builtin_prefetch(weight + k);
+    }
+    if (segment.state_floats > 0) {
+      __builtin_prefetch(table.view.state + row * segment.state_floats);
+    }
+  }
+
   void put(const Table& table, const RecordColumns& c, const FrameSegment& segment, uint64_t r) {
     const uint64_t dim = segment.dim, states = segment.state_floats;
     float* weight = table.view.weight + c.row[r] * dim;
@@ -109,10 +128,34 @@ class Replay {
        "\n  do:    ", copy_advice(store.path()));
 }
 
+// Applies the frames in order; a second thread reads the next one meanwhile.
+void replay_frames(const JournalFile& file, const Scan& scan, uint64_t life, const Store& store,
+                   Replay& replay) {
+  constexpr uint64_t kWorthThread = 1 << 16;  // bytes
+  std::array<JournalFrame, 2> frames;
+  const auto read = [&](size_t i) {
+    const FrameAt& f = scan.frames[i];
+    if (!file.read_frame(f.offset, f.room, f.lsn, life, frames[i % 2]))
+      fail_damaged(store, text("frame ", f.lsn, " cannot be read twice"));
+  };
+  const auto start = [&](size_t i) {
+    if (i == scan.frames.size()) return std::future<void>();
+    const bool is_long = scan.frames[i].bytes >= kWorthThread;
+    return std::async(is_long ? std::launch::async : std::launch::deferred, read, i);
+  };
+  std::future<void> next = start(0);
+  for (size_t i = 0; i < scan.frames.size(); ++i) {
+    next.get();
+    next = start(i + 1);
+    replay.apply(frames[i % 2]);
+  }
+}
+
 // Batches out of order, or a frame that is missing although a later one says that it had been
 // durable; empty: neither.
 std::string scan_fault(const JournalFile& file, const Scan& scan) {
-  if (!scan.fault.empty() || !file.has_later_frame(*file.slot(), scan.end_lsn)) return scan.fault;
+  if (!scan.fault.empty() || !file.has_later_frame(*file.slot(), scan.end_lsn, scan.end, scan.rest))
+    return scan.fault;
   return text("frame ", scan.end_lsn, " was durable and is not whole");
 }
 
@@ -153,12 +196,7 @@ RecoveryReport recover_from_journal(Store& store, UndoLog& undo, DenseLog& dense
   report.resume = has_record ? scan.resume : dense.read_resume(generation);
 
   Replay replay(store, report.resumed_batch);
-  JournalFrame frame;
-  for (const FrameAt& f : scan.frames) {
-    if (!file.read_frame(f.offset, f.room, f.lsn, base.life, frame))
-      fail_damaged(store, text("frame ", f.lsn, " cannot be read twice"));
-    replay.apply(frame);
-  }
+  replay_frames(file, scan, base.life, store, replay);
   report.rows_rolled_back = replay.rows;
   report.rows_changed = replay.changed;
   dense.set_newest(generation);
