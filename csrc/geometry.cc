@@ -1,6 +1,7 @@
 #include "geometry.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "errors.h"
 #include "kernels.h"
@@ -80,13 +81,14 @@ std::string table_fault(const TableRecord& r, uint64_t data_bytes) {
   return "";
 }
 
-std::string overlap_fault(const std::vector<TableRecord>& records) {
+std::string overlap_fault(std::span<const TableRecord> records) {
   std::vector<Range> columns;
+  columns.reserve(2 * records.size());
   for (const TableRecord& r : records) {
     columns.push_back({r.weight_offset, r.weight_bytes});
     columns.push_back({r.state_offset, r.state_bytes});
   }
-  return has_overlap(columns) ? "columns of its tables overlap" : "";
+  return has_overlap(std::move(columns)) ? "columns of its tables overlap" : "";
 }
 
 }  // namespace tcxl

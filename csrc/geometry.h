@@ -3,8 +3,8 @@
 // ideas.
 #pragma once
 
+#include <span>
 #include <string>
-#include <vector>
 
 #include "layout.h"
 
@@ -17,6 +17,6 @@ std::string geometry_fault(const layout::GeometryHeader& geometry);
 // The same for the table whose record this is, in a data span of `data_bytes`.
 std::string table_fault(const layout::TableRecord& record, uint64_t data_bytes);
 // Whether two columns share bytes; empty if none do.
-std::string overlap_fault(const std::vector<layout::TableRecord>& records);
+std::string overlap_fault(std::span<const layout::TableRecord> records);
 
 }  // namespace tcxl

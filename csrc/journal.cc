@@ -78,15 +78,18 @@ void Journal::write_base(const Slot& slot) {
 // --- frames
 
 std::unique_ptr<JournalFrame> Journal::take_frame() {
-  const std::lock_guard lock(mutex_);
-  std::unique_ptr<JournalFrame> frame;
-  if (free_.empty()) {
-    frame = std::make_unique<JournalFrame>();
-  } else {
-    frame = std::move(free_.back());
-    free_.pop_back();
-  }
+  // As many as there ever are at once, and in turn: so a training takes all its memory in its first
+  // batches, not when a slow sync first needs one frame more. Those that wait in the queue, the one
+  // of the batch, previous bytes of it and of the lookahead + 1 behind it, and a record.
+  Lock lock(mutex_);
+  for (; frames_made_ < kQueueMax + lookahead_ + 3 || free_.empty(); ++frames_made_)
+    free_.push_back(std::make_unique<JournalFrame>());
+  std::unique_ptr<JournalFrame> frame = std::move(free_.front());
+  free_.pop_front();
   frame->header.id = next_id_++;
+  const uint64_t bytes = frame_bytes_max_;
+  lock.unlock();
+  frame->bytes.reserve(bytes + kResumeBytesMax);
   frame->plan.segments.clear();
   frame->plan.bytes = frame->plan.records = 0;
   return frame;

@@ -126,7 +126,8 @@ class Journal {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::unique_ptr<JournalFrame>> queue_;  // tickets acked + 1 ... newest
-  std::vector<std::unique_ptr<JournalFrame>> free_;
+  std::deque<std::unique_ptr<JournalFrame>> free_;   // taken from the front
+  uint64_t frames_made_ = 0;
   std::unique_ptr<JournalFrame> batch_;  // between begin_batch and commit_batch
   uint64_t next_id_ = 1, newest_ticket_ = 0, acked_ticket_ = 0;
   uint64_t previous_ticket_ = 0;  // newest frame with previous bytes

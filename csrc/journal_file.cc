@@ -46,6 +46,7 @@ void PageBuffer::reserve(uint64_t bytes) {
   capacity_ = round_up(bytes + bytes / 4, kPage);
   bytes_.reset(static_cast<std::byte*>(std::aligned_alloc(kPage, capacity_)));
   if (bytes_ == nullptr) fail_os(ENOMEM, text("cannot take ", capacity_, " bytes for a frame"));
+  std::memset(bytes_.get(), 0, bytes);  // resident from now on, however small the first frame is
 }
 
 void JournalFrame::open(const Store& store, JournalKind kind, uint64_t life, uint64_t id) {

@@ -120,10 +120,8 @@ void Fd::reset() {
 }
 
 bool is_zero(const std::byte* p, uint64_t bytes) {
-  for (uint64_t i = 0; i < bytes; ++i) {
-    if (p[i] != std::byte{0}) return false;
-  }
-  return true;
+  // Each byte equals the one behind it, and the first is zero.
+  return bytes == 0 || (p[0] == std::byte{0} && std::memcmp(p, p + 1, bytes - 1) == 0);
 }
 
 uint64_t file_bytes(int fd) {

@@ -24,10 +24,13 @@ using namespace layout;
 
 namespace {
 
-std::string boot_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
-  std::string id;
-  std::getline(file, id);
+const std::string& boot_id() {
+  static const std::string id = [] {
+    std::ifstream file("/proc/sys/kernel/random/boot_id");
+    std::string line;
+    std::getline(file, line);
+    return line;
+  }();
   return id;
 }
 
@@ -325,7 +328,7 @@ void Store::check_session() {
 void Store::mark_open() {
   Session s{};
   s.magic = kSessionMagic;
-  const std::string id = boot_id();
+  const std::string& id = boot_id();
   std::memcpy(s.boot_id, id.data(), std::min(id.size(), sizeof s.boot_id - 1));
   s.crc = checksum(s);
   *log_.at<Session>(kSession) = s;

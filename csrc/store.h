@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -140,7 +141,7 @@ class Store {
   void check_session();
   void bind_views();
   bool read_geometry_copy(uint64_t offset, layout::GeometryHeader& header,
-                          std::vector<Table>& tables) const;
+                          std::span<const layout::TableRecord>& records) const;
 
   OpenOptions options_;
   DurabilityLevel durability_ = DurabilityLevel::kProcess;

@@ -36,30 +36,20 @@ uint64_t resume_place(const Slot& slot) {
 // --- geometry
 
 bool Store::read_geometry_copy(uint64_t offset, GeometryHeader& header,
-                               std::vector<Table>& tables) const {
+                               std::span<const TableRecord>& records) const {
   header = *log_.at<GeometryHeader>(offset);
   if (header.magic != kGeometryMagic || header.num_tables > kTablesMax) return false;
   GeometryHeader blank = header;
   blank.crc = 0;
-  const auto* records = log_.at<TableRecord>(offset + sizeof(GeometryHeader));
-  const uint32_t crc =
-      crc32c(crc_of(&blank, sizeof blank), records, header.num_tables * sizeof(TableRecord));
-  if (crc != header.crc) return false;
-  tables.clear();
-  for (uint64_t t = 0; t < header.num_tables; ++t) {
-    Table table;
-    table.record = records[t];
-    table.name.assign(records[t].name, ::strnlen(records[t].name, kTableNameBytes));
-    tables.push_back(table);
-  }
-  return true;
+  records = {log_.at<TableRecord>(offset + sizeof(GeometryHeader)), header.num_tables};
+  return crc32c(crc_of(&blank, sizeof blank), records.data(), records.size_bytes()) == header.crc;
 }
 
 void Store::load_geometry() {
   GeometryHeader a{}, b{};
-  std::vector<Table> tables_a, tables_b;
-  const bool valid_a = read_geometry_copy(kGeometryA, a, tables_a);
-  const bool valid_b = read_geometry_copy(kGeometryB, b, tables_b);
+  std::span<const TableRecord> records_a, records_b;
+  const bool valid_a = read_geometry_copy(kGeometryA, a, records_a);
+  const bool valid_b = read_geometry_copy(kGeometryB, b, records_b);
   if (!valid_a && !valid_b) {
     fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid geometry\n  where: '",
          log_.path(), "', bytes ", kGeometryA, " and ", kGeometryB,
@@ -67,15 +57,18 @@ void Store::load_geometry() {
   }
   const bool use_a = valid_a && (!valid_b || a.seq > b.seq);
   geometry_ = use_a ? a : b;
-  tables_ = use_a ? tables_a : tables_b;
-  std::vector<TableRecord> records;
-  for (const Table& table : tables_) records.push_back(table.record);
+  const std::span<const TableRecord> records = use_a ? records_a : records_b;
   std::string fault = geometry_fault(geometry_);
   if (fault.empty()) fault = overlap_fault(records);
   if (!fault.empty()) {
     fail(ErrorKind::kCorrupted, "the geometry of pool '", options_.path,
          "' cannot be true: ", fault,
          "\n  state: nothing was changed\n  do:    restore the file from a copy");
+  }
+  tables_.reserve(records.size());
+  for (const TableRecord& record : records) {
+    const std::string name(record.name, ::strnlen(record.name, kTableNameBytes));
+    tables_.push_back({name, record, {}});
   }
   const uint64_t have_log = device_bytes_ > 0 ? geometry_.log_bytes : file_bytes(log_fd_.get());
   if (have_log < geometry_.log_bytes) {

@@ -81,7 +81,7 @@ def start(
         f"-rss_limit_mb={MEMORY_MB}", f"-max_len={INPUT_BYTES_MAX}", "-print_final_stats=1",
         # Leaks show in the replay and in the limit of memory: to look for them after an execution
         # stops all threads through ptrace, which may hang, and no time limit covers it.
-        f"-artifact_prefix={folder / 'findings'}/", "-reload=1", "-detect_leaks=0",
+        f"-artifact_prefix={folder / 'findings'}/", "-reload=20", "-detect_leaks=0",
         str(folder / "corpus"), str(folder / "attacks"),
     ]  # fmt: skip
     environment = os.environ | {

@@ -4,8 +4,8 @@ Small trainings in the code for persistent memory (modes tso, weak) and for ordi
 are recorded; from each record the states that a power failure could leave are made and recovered
 (power_rig.py). Prints one JSON line for each mode,
 and one for the mutants where the build with faults is given (tools/fault_build.sh): each fault of
-csrc/fault.h must be found, and the same build without one must pass before and after it. Exits 1 if
-anything is bad.
+csrc/fault.h must be found, and the same build without one must pass between and after them. Exits 1
+if anything is bad.
 """
 
 import argparse
@@ -127,8 +127,9 @@ def run_plan(
     problems_max: int = 5,
     *,
     only_damage: bool = False,
+    traces: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """One plan in one mode."""
+    """One plan in one mode; its record is taken from `traces`, or put there."""
     from power_plans import BLOCK_TRACES, TRACES
     from power_rig import Rig
 
@@ -136,7 +137,10 @@ def run_plan(
         rig = Rig(
             (BLOCK_TRACES if mode == "block" else TRACES)[name], Path(folder, "rig"), mode=mode,
             seed=seed, images=images, problems_max=problems_max, only_damage=only_damage,
+            trace=(traces or {}).get(name),
         )  # fmt: skip
+        if traces is not None:
+            traces[name] = rig.trace
         tally = rig.run()
     return {
         "images": len(tally.keys),
@@ -190,12 +194,17 @@ def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[s
     first = _SHOWN_BY.get(name, plans[0])
     plans = sorted(plans, key=lambda plan: plan != first)
     tried, notes = 0, set()
+    traces: dict[str, Any] = {}
     for plan, mode, count in [
         *((first, mode, images // 8) for mode in modes),
         *((plan, mode, images) for plan in plans for mode in modes),
     ]:
+        if count == images and mode == modes[0]:
+            traces.clear()  # what threads do in which order is another in each record
         try:
-            result = run_plan(plan, mode, count, seed + tried, problems_max, only_damage=True)
+            result = run_plan(
+                plan, mode, count, seed + tried, problems_max, only_damage=True, traces=traces
+            )
         except Exception as error:
             notes.add(f"{plan}: {type(error).__name__}: {str(error).splitlines()[0]}")
             continue
@@ -205,31 +214,30 @@ def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[s
     return {"images": tried, "problems": [], "notes": sorted(notes)}
 
 
-def run_control(images: int, seed: int) -> dict[str, Any]:
-    """The same build without a fault must pass."""
-    results = [run_plan(plan, "weak", images, seed) for plan in _MUTANT_PLANS]
-    results += [run_plan(plan, "block", images // _BLOCK_CONTROL, seed) for plan in _BLOCK_PLANS]
-    return {"problems": [problem for result in results for problem in result["problems"]]}
+def _controls(images: int, seed: int) -> list[Callable[[], dict[str, Any]]]:
+    """The same build without a fault must pass: each plan a job."""
+    plans = [(plan, "weak", images) for plan in _MUTANT_PLANS]
+    plans += [(plan, "block", images // _BLOCK_CONTROL) for plan in _BLOCK_PLANS]
+    return [lambda plan=plan: run_plan(*plan, seed) for plan in plans]
 
 
 def run_mutants(
     images: int, controls: int, seed: int, width: int, problems_max: int, every: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """All faults, of the journal's every so many, and none before, between and after them."""
+    """All faults, of the journal's every so many, and none between and after them."""
     names = faults()
     of_journal = [i for i, name in enumerate(names) if name.startswith(_BLOCK_FAULT)]
     left_out = set(of_journal) - set(of_journal[every > 1 :: every])
-    order = [i for i in range(len(names)) if i not in left_out]
-    for place in (len(order) // 2, len(order)):
-        order.insert(place, 0)
-    jobs = [
-        lambda number=number, i=i: (
-            run_mutant(number, images, seed + i, problems_max)
-            if number
-            else run_control(controls, seed + i)
-        )
-        for i, number in enumerate(order)
-    ]
+    numbers = [i for i in range(1, len(names)) if i not in left_out]
+    order, jobs = [], []
+    for part in (numbers[: len(numbers) // 2], numbers[len(numbers) // 2 :]):
+        controls_of_part = _controls(controls, seed + len(order))
+        order += [*part, *(0 for _ in controls_of_part)]
+        jobs += [
+            lambda number=number: run_mutant(number, images, seed + number, problems_max)
+            for number in part
+        ]
+        jobs += controls_of_part
     bad_images: dict[str, int] = {}
     problems = []
     for i, result in in_children(jobs, width):

@@ -69,6 +69,7 @@ class Rig:
         images: How many to recover, about.
         problems_max: Stop after so many.
         only_damage: Leave out problems that begin with NO_DAMAGE.
+        trace: A record of the plan, of another mode say; else it is recorded.
     """
 
     def __init__(
@@ -81,13 +82,14 @@ class Rig:
         images: int,
         problems_max: int = 3,
         only_damage: bool = False,
+        trace: Trace | None = None,
     ) -> None:
         self.folder, self.mode, self.images, self.problems_max = folder, mode, images, problems_max
         self._only_damage = only_damage
         shutil.rmtree(folder, ignore_errors=True)
         (folder / "origin").mkdir(parents=True)
         self.choose = random.Random(seed)
-        self.trace = record(plan, folder / "origin")
+        self.trace = trace or record(plan, folder / "origin")
         shutil.rmtree(folder / "origin")
         self._is_block = mode == "block"
         self._in_flight = BlockMedium.IN_FLIGHT if self._is_block else IN_FLIGHT

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -63,6 +64,13 @@ void set_field(TemplatePool& pool, const Operation& o) {
   std::memcpy(bytes, &value, field.bytes);
 }
 
+void write_values(FileImage& file, const Operation& o) {
+  const uint64_t count = std::min<uint64_t>(o.count, file.bytes_from(o.offset) / sizeof o.value);
+  std::byte* to = file.edit(o.offset, count * sizeof o.value);
+  for (uint64_t i = 0; to != nullptr && i < count; ++i)
+    std::memcpy(to + i * sizeof o.value, &o.value, sizeof o.value);
+}
+
 void copy_bytes(PoolImage& image, const Operation& o) {
   const auto from = static_cast<FileIndex>(o.target % kNumFiles);
   const auto to = static_cast<FileIndex>(o.target / kNumFiles);
@@ -82,11 +90,7 @@ void apply(TemplatePool& pool, const Operation& o) {
     case Action::kXor:
       return set_field(pool, o);
     case Action::kWrite:
-      for (uint64_t i = 0; i < o.count; ++i) {
-        auto* to = pool.image.edit<std::byte>(file, o.offset + i * sizeof o.value, sizeof o.value);
-        if (to != nullptr) std::memcpy(to, &o.value, sizeof o.value);
-      }
-      return;
+      return write_values(pool.image.files[file], o);
     case Action::kCopy:
       return copy_bytes(pool.image, o);
     case Action::kSize:
@@ -157,12 +161,15 @@ Harness::Harness() {
   if (parent == nullptr) parent = ::access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
   root_ = text(parent, "/trainingcxl-fuzz-XXXXXX");
   if (::mkdtemp(root_.data()) == nullptr) fail_os(errno, text("cannot make folder '", root_, "'"));
-  folder_ = root_ + "/fuzz.pool";
 }
 
 Harness::~Harness() {
   std::error_code ignored;
   std::filesystem::remove_all(root_, ignored);
+}
+
+std::string Harness::folder_of(size_t number) const {
+  return text(root_, "/", kPoolNames[number], ".pool");
 }
 
 TemplatePool& Harness::pool(size_t number) {
@@ -172,8 +179,8 @@ TemplatePool& Harness::pool(size_t number) {
     const std::string folder = root_ + "/template.pool";
     build_pool(number, folder, *entry);
     std::filesystem::remove_all(folder);
-    std::filesystem::create_directory(folder_);
-    const std::ofstream lock(folder_ + "/lock");  // readers make none
+    std::filesystem::create_directory(folder_of(number));
+    const std::ofstream lock(folder_of(number) + "/lock");  // readers make none
   }
   return *entry;
 }
@@ -192,12 +199,14 @@ Outcome Harness::run(const Input& input) {
   for (const Operation& o : input.operations) {
     if (o.is_late) apply(pool, o);
   }
-  pool.image.write_to(folder_);
+  const std::string folder = folder_of(input.pool);
+  pool.image.write_to(folder);
+  if (input.mode < OpenMode::kReadExact) pool.image.forget_written();
   Outcome outcome;
   outcome.is_past_superblock =
       passes_superblock(pool.image, pool.has_power, input.mode >= OpenMode::kReadExact);
   try {
-    outcome.message = open_and_use(folder_, pool, input);
+    outcome.message = open_and_use(folder, pool, input);
     outcome.is_open = true;
     outcome.result =
         outcome.message.empty() || input.mode != OpenMode::kVerify ? "opens" : "damage";

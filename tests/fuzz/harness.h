@@ -31,7 +31,9 @@ class Harness {
 
  private:
   TemplatePool& pool(size_t number);
-  std::string root_, folder_;
+  // One each: most files stay as they are from one input to the next.
+  std::string folder_of(size_t number) const;
+  std::string root_;
   std::array<std::unique_ptr<TemplatePool>, kNumPools> pools_;
 };
 

@@ -1,11 +1,11 @@
 // The files of a pool in memory: a template, what an input changed of it, and the way to disk.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
-#include <set>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -37,16 +37,34 @@ class FileImage {
   void remove() { exists_ = false; }
   // Bytes to read; nullptr when any of them lies outside.
   const std::byte* at(uint64_t offset, uint64_t count) const;
+  // How many there are to read from there on.
+  uint64_t bytes_from(uint64_t offset) const {
+    const uint64_t end = std::min(bytes_, kBufferBytes);
+    return end - std::min(end, offset);
+  }
   // Bytes to change.
   std::byte* edit(uint64_t offset, uint64_t count);
-  void write_to(const std::string& path) const;
+  uint64_t offset_of(const void* p) const {
+    return static_cast<uint64_t>(static_cast<const std::byte*>(p) - buffer_);
+  }
+  // Whether they lie inside and are those of the template.
+  bool is_as_built(uint64_t offset, uint64_t count) const;
+  // Writes what differs from the last time, all of it after forget_written(): who may have changed
+  // the file since then says so.
+  void write_to(const std::string& path);
+  void forget_written() { is_written_known_ = false; }
 
  private:
+  static constexpr uint64_t kPages = kBufferBytes / layout::kPage;
+
+  void mark(uint64_t page);
   std::byte* buffer_ = nullptr;
   uint64_t bytes_ = 0, template_bytes_ = 0;
   bool exists_ = false, template_exists_ = false;
-  std::map<uint64_t, std::vector<std::byte>> template_pages_;  // those that are not zero
-  std::set<uint64_t> dirty_;                                   // pages that may differ from them
+  std::vector<std::unique_ptr<std::byte[]>> template_pages_;  // nullptr: zero
+  std::vector<uint64_t> dirty_, written_;  // pages that may differ: in memory, in the file
+  std::vector<char> is_dirty_;
+  bool is_written_known_ = false;  // the file has the template's size and is it but for these
 };
 
 struct PoolImage {
@@ -62,8 +80,14 @@ struct PoolImage {
     if (offset % alignof(T) != 0 || count > FileImage::kBufferBytes) return nullptr;
     return reinterpret_cast<T*>(files[file].edit(offset, count * sizeof(T)));
   }
+  // Changes one value of the file; pages where nothing changes stay as built.
+  template <typename T>
+  void put(FileIndex file, const T& at, T value) {
+    if (at != value) *edit<T>(file, files[file].offset_of(&at)) = value;
+  }
   void restore();
-  void write_to(const std::string& folder) const;
+  void write_to(const std::string& folder);
+  void forget_written();
 };
 
 }  // namespace tcxl::fuzz
