@@ -41,7 +41,7 @@ SCRIPTS = (  # in the order in which they run
 OTHERS = {
     "relaxed.py": ("--shapes", "iii16", "--json", "{json}"),
     "host_prediction.py": ("--shapes", "iii16,iii128", "--json", "{json}"),
-    "snapshot.py": ("{disk}", "--json", "{json}"),
+    "snapshot.py": ("{disk}", "--rounds", "3", "--json", "{json}"),
     "memory.py": ("{disk}",),
 }
 SECONDS_MAX = 1800  # of one run of a script
