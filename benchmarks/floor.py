@@ -2,12 +2,12 @@
 
     python benchmarks/floor.py [--only i,iii16] [--rounds 9] [--json FILE]
 
-The floor of an engine with an undo log reads the rows of all lookups, sorts the row numbers, reads
-each distinct row again, copies it to a log past the caches and stores it. It pools nothing, sums no
-gradients, computes no checksums, checks no input and commits nothing. The floor without a log
-leaves the copy out. Figures: how many times longer FBGEMM, nn.EmbeddingBag and ours (SGD, one
-thread) take:
-`fbgemm/...` is the best that any engine could reach over FBGEMM on this machine.
+The floor of an engine with an undo log reads the rows of all lookups, stores the pooled output in
+one pass, reads the gradient in another, sorts the row numbers, reads each distinct row again,
+copies it to a log past the caches and stores it. It sums nothing, computes no checksums, checks no
+input and commits nothing. The floor without a log leaves the copy out. Figures: how many times
+longer FBGEMM, nn.EmbeddingBag and ours (SGD, one thread) take: `fbgemm/...` is the best that any
+engine could reach over FBGEMM on this machine.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import torch
 from bars import DRAWS
 from bars import SHAPES as SHAPE_NAMES
 from loops import LEAD_IN, REPEATS, Candidate, num_batches, warm_up
-from native_loops import change_rows, gather, gathers, sort_rows
+from native_loops import change_rows, gather, gathers, read_in_order, sort_rows, write_in_order
 from numpy.typing import NDArray
 from peers import Fbgemm, TorchBags, bytes_of, mapped_tables
 from report import Measurement, Result, Skipped, folder_in, need_bytes, options, run_script, timed
@@ -44,8 +44,11 @@ def tables_in(folder: Path, shape: dict[str, Any]) -> Tables:
 class Floor:
     """The plain loops on tables in files of a folder."""
 
-    def __init__(self, tables: Tables, lookups: int, logs: list[Tables]) -> None:
+    def __init__(self, tables: Tables, shape: dict[str, Any], logs: list[Tables]) -> None:
         self.tables, self.logs = tables, logs
+        lookups = shape["batch"] * shape["lookups"]
+        columns = len(tables) * shape["dim"]
+        self.out, self.grad = (np.ones((shape["batch"], columns), np.float32) for _ in range(2))
         self.keys, self.spare = (np.zeros(lookups, np.uint64) for _ in range(2))
         self.distance = self.steps = 0
 
@@ -55,6 +58,8 @@ class Floor:
         ids = batch.values.view(len(self.tables), -1).numpy()
         for table, rows in zip(self.tables, ids, strict=True):
             gather(table, rows, self.distance)
+        write_in_order(self.out)
+        read_in_order(self.grad)
         logs = self.logs[self.steps % LOGS] if self.logs else [None] * len(self.tables)
         for table, rows, log in zip(self.tables, ids, logs, strict=True):
             change_rows(table, sort_rows(rows, self.keys, self.spare), log)
@@ -86,8 +91,8 @@ def compare(name: str, args: argparse.Namespace) -> Result:
         lookups = shape["batch"] * shape["lookups"]
         most = {**shape, "rows": [min(rows, lookups) for rows in shape["rows"]]}
         tables = tables_in(folder / "floor", shape)
-        floor = Floor(tables, lookups, [tables_in(folder / f"log{k}", most) for k in range(LOGS)])
-        bare = Floor(tables, lookups, [])
+        floor = Floor(tables, shape, [tables_in(folder / f"log{k}", most) for k in range(LOGS)])
+        bare = Floor(tables, shape, [])
         engines: dict[str, Any] = {"ours": ours, "floor": floor, "floor without log": bare}
         try:
             engines["FBGEMM"] = Fbgemm(folder / "fbgemm", shape, optimizer="sgd")

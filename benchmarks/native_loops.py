@@ -41,6 +41,11 @@ def read_in_order(array: NDArray[np.float32]) -> float:
     return float(_library().read_in_order(_at(array), ctypes.c_int64(array.size)))
 
 
+def write_in_order(array: NDArray[np.float32]) -> None:
+    """One pass of stores over an array that is contiguous."""
+    _library().write_in_order(_at(array), ctypes.c_int64(array.size))
+
+
 def gather(table: NDArray[np.float32], rows: NDArray[np.int64], distance: int) -> float:
     """Sum over rows of a table (R, D), D a multiple of 16, prefetched `distance` ahead."""
     size = map(ctypes.c_int64, (len(rows), distance))

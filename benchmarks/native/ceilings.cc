@@ -42,6 +42,11 @@ float read_in_order(const float* from, int64_t count) {
   return total(s0 + s1 + s2 + s3);
 }
 
+// Stores `count` floats in order.
+void write_in_order(float* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] = static_cast<float>(i & 1);
+}
+
 // Reads whole rows (a multiple of 16 floats) by number, prefetching `distance` rows ahead.
 float gather(const float* table, int64_t dim, const int64_t* rows, int64_t count,
              int64_t distance) {
