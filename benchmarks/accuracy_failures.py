@@ -251,7 +251,7 @@ def main() -> None:
             parser.error(f"--data {name} needs --samples FOLDER")
         with tempfile.TemporaryDirectory(prefix="trainingcxl-accuracy-") as cache:
             data, extra = open_kind(name, args, cache)
-            of_kind = compare(name, data, args, extra)
+            of_kind = list(compare(name, data, args, extra))
         show(of_kind)
         found += of_kind
         if args.json:
