@@ -77,6 +77,19 @@ def draw_batches(
     return batches
 
 
+def table_configs(shape: dict[str, Any]) -> list[tcxl.EmbeddingBagConfig]:
+    """A shape's tables t0, t1, ... of features f0, f1, ..."""
+    return [
+        tcxl.EmbeddingBagConfig(
+            name=f"t{t}",
+            num_embeddings=rows,
+            embedding_dim=shape["dim"],
+            feature_names=[f"f{t}"],
+        )
+        for t, rows in enumerate(shape["rows"])
+    ]
+
+
 class Ours:
     """The engine with everything that a commit does, without a dense part."""
 
@@ -101,15 +114,7 @@ class Ours:
             "sgd": lambda: tcxl.optim.SGD(0.01),
             "rowwise-adagrad": lambda: tcxl.optim.RowWiseAdagrad(0.02),
         }
-        tables = [
-            tcxl.EmbeddingBagConfig(
-                name=f"t{t}",
-                num_embeddings=rows,
-                embedding_dim=shape["dim"],
-                feature_names=[f"f{t}"],
-            )
-            for t, rows in enumerate(shape["rows"])
-        ]
+        tables = table_configs(shape)
         self.module = tcxl.EmbeddingBagCollection(
             self.pool, tables=tables, optimizer=make[optimizer]()
         )
@@ -325,15 +330,7 @@ class Dlrm:
         **pool_options: Any,
     ) -> None:
         torch.manual_seed(0)
-        tables = [
-            tcxl.EmbeddingBagConfig(
-                name=f"t{t}",
-                num_embeddings=rows,
-                embedding_dim=shape["dim"],
-                feature_names=[f"f{t}"],
-            )
-            for t, rows in enumerate(shape["rows"])
-        ]
+        tables = table_configs(shape)
         self.pool = tcxl.Pool(
             folder,
             threads=threads,
