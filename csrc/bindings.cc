@@ -165,8 +165,12 @@ void bind_evidence(nb::class_<CorePool>& pool) {
     return generation ? std::optional(generation->header.batch) : std::nullopt;
   });
   pool.def("horizon_batches", [](CorePool& self) -> uint64_t {
-    const auto generation = self.evidence();
-    return generation ? self.store().slot()->batch - generation->header.batch : 0;
+    if (!self.evidence()) return 0;
+    const layout::Slot& slot = *self.store().slot();
+    UndoLog undo(self.store());
+    undo.attach();
+    undo.adopt(slot.batch, slot.life);
+    return slot.batch - undo.oldest();
   });
   pool.def("journal_durable", [](CorePool& self) -> std::optional<uint64_t> {
     const std::string path = self.store().path() + "/journal";

@@ -95,8 +95,9 @@ void DenseLog::ensure_areas(uint64_t bytes, const Horizon& horizon) {
 }
 
 // An area without a generation that a rewind could use, else the one whose generation leaves the
-// smallest gap.
-uint32_t DenseLog::choose_area(uint64_t bytes, const Horizon& horizon) const {
+// smallest gap. Not the last one before the newest if that is of the same batch (a training that
+// ends captures it again): it is then the second of the two that are always kept.
+uint32_t DenseLog::choose_area(uint64_t batch, uint64_t bytes, const Horizon& horizon) const {
   std::vector<uint32_t> useful;
   for (uint32_t area = 0; area < kDenseAreas; ++area) {
     const bool is_newest = newest_ && newest_->area == area;
@@ -110,14 +111,17 @@ uint32_t DenseLog::choose_area(uint64_t bytes, const Horizon& horizon) const {
             [&](uint32_t a, uint32_t b) { return held_[a]->batch < held_[b]->batch; });
   uint32_t chosen = kDenseAreas;
   uint64_t smallest = ~0ull;
-  for (size_t i = 0; i + 1 < useful.size(); ++i) {  // the last one is the newest
+  const bool is_again = newest_ && newest_->header.batch == batch && useful.size() > 2;
+  const size_t spared = is_again ? 2 : 1;  // the last one is the newest
+  for (size_t i = 0; i + spared < useful.size(); ++i) {
     const uint64_t before = i == 0 ? horizon.oldest : held_[useful[i - 1]]->batch;
     const uint64_t gap = held_[useful[i + 1]]->batch - before;
     if (gap >= smallest || !is_target(useful[i], bytes)) continue;
     smallest = gap;
     chosen = useful[i];
   }
-  TCXL_ASSERT(chosen < kDenseAreas);
+  if (chosen == kDenseAreas && is_again) chosen = useful[useful.size() - 2];
+  TCXL_ASSERT(chosen < kDenseAreas && is_target(chosen, bytes));
   return chosen;
 }
 

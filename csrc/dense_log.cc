@@ -105,7 +105,7 @@ void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume,
   uint64_t bytes = 0;
   for (const Part& part : parts) bytes += part.bytes;
   ensure_areas(kDenseBlob + bytes, horizon);
-  uint32_t area = choose_area(kDenseBlob + bytes, horizon);
+  uint32_t area = choose_area(batch, kDenseBlob + bytes, horizon);
   if (has_fault(Fault::kDenseOverNewest) && newest_) area = newest_->area;
   const bool is_resumed = newest_ && newest_->header.life < life;
   if (has_fault(Fault::kDenseOverResumed) && is_resumed) area = newest_->area;

@@ -84,7 +84,7 @@ class DenseLog {
   uint64_t extra_areas(const Horizon& horizon, uint64_t area_bytes, uint64_t wanted) const;
   uint64_t place(layout::GeometryHeader& g, Space space, uint64_t count, uint64_t area_bytes);
   void ensure_areas(uint64_t bytes, const Horizon& horizon);
-  uint32_t choose_area(uint64_t bytes, const Horizon& horizon) const;
+  uint32_t choose_area(uint64_t batch, uint64_t bytes, const Horizon& horizon) const;
 
   Store& store_;
   std::optional<Generation> newest_;

@@ -121,7 +121,9 @@ class Training:
             top=widths("model.top", settings.model.top),
             seed=settings.run.seed,
         ).to(device)
-        gemm = choose_gemm(self.model, settings, pool.resume_record, device, report)
+        gemm = choose_gemm(
+            self.model, settings, pool.resume_record, device, report, num_samples=data.num_samples
+        )
         self.settings = settings = settings.with_values({"dense.gemm": gemm})
         self.dense_optimizer = make_dense_optimizer(settings.dense, self.model.parameters())
         self.early_stopping = EarlyStopping(settings.eval.patience)

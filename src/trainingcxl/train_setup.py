@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import sys
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -172,6 +173,8 @@ def choose_gemm(
     record: Mapping[str, Any] | None,
     device: torch.device,
     report: Report,
+    *,
+    num_samples: int = sys.maxsize,
 ) -> str:
     """Choose the matrix products of the dense part, and say so.
 
@@ -182,6 +185,7 @@ def choose_gemm(
             they are never measured anew, as that might change the bits.
         device: Of the dense part.
         report: Told of the choice and of what was measured.
+        num_samples: Of the data: no batch is larger.
 
     Returns:
         mkl or onednn.
@@ -190,15 +194,16 @@ def choose_gemm(
         ConfigError: This torch has no oneDNN, and it was asked for.
     """
     times: dict[str, Timing] = {}
+    batch_size = min(settings.run.batch_size, num_samples)
     chosen, why = settings.dense.gemm, "set"
     if chosen == "auto" and record is not None:
         chosen, why = _recorded_gemm(record), "as the pool was trained"
     elif chosen == "auto" and (device.type != "cpu" or not has_onednn()):
         chosen, why = "mkl", "no other for this device and torch"
-    elif chosen == "auto" and layer_flops(model, settings.run.batch_size) < _FLOPS_MIN:
+    elif chosen == "auto" and layer_flops(model, batch_size) < _FLOPS_MIN:
         chosen, why = "mkl", "the products are too small to matter"
     elif chosen == "auto":
-        times = measure_gemms(model, settings.run.batch_size)
+        times = measure_gemms(model, batch_size)
         is_faster = times["mkl"].is_beaten_by(times["onednn"], _WORTH_CHANGING)
         chosen, why = "onednn" if is_faster else "mkl", "measured"
     if chosen == "onednn" and not has_onednn():

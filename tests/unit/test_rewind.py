@@ -14,7 +14,7 @@ from small_job import ROWS, Counter, Job
 import trainingcxl as tcxl
 from trainingcxl.cli.program import main
 from trainingcxl.errors import PoolError, RecoveryError
-from trainingcxl.pool import verify
+from trainingcxl.pool import inspect, verify
 
 BATCHES = 24
 
@@ -149,6 +149,18 @@ def test_so_many_are_kept(bench, keep):
         assert len(exact(pool)) == keep + 1  # the newest is where the pool stands
     with bench.open(keep_dense=keep) as pool:
         assert len(exact(pool)) == keep + 1
+
+
+def test_the_end_takes_no_point_away(bench):
+    """It captures its batch again, which needs a place."""
+    with bench.open(keep_dense=3) as pool:
+        job = train(pool, 22, every=5)
+        before = max(exact(pool))
+        job.run.finish()
+        assert max(exact(pool)) == before == 17
+        points = [point.batch for point in pool.rewind_points()]
+    facts = inspect(bench.path)
+    assert facts["horizon_batches"] == facts["committed_batch"] - min(points)
 
 
 def wide_run(pool):
