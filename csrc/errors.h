@@ -50,6 +50,10 @@ inline std::string repair_advice(const std::string& pool) {
               "' says what can still be reached, and goes there; 'trainingcxl verify ", pool,
               "' lists all damage");
 }
+// One file of another time beside the others goes unnoticed: nothing in `data` says when it is
+// from.
+inline constexpr const char* kRestoreAll = "restore all files of the pool from one copy";
+
 inline std::string copy_advice(const std::string& pool) {
   return text("restore the pool from a copy or a snapshot; 'trainingcxl verify ", pool,
               "' lists all damage");

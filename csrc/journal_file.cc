@@ -86,8 +86,7 @@ JournalFile::JournalFile(const Store& store) : store_(store), path_(store.path()
   fd_ = Fd(::open(path_.c_str(), flags | O_CLOEXEC, 0666));
   if (!fd_.is_open() && errno == ENOENT) {
     fail(ErrorKind::kCorrupted, "'", path_,
-         "' is missing\n  state: nothing was changed\n  do:    restore all files of the pool from "
-         "one copy");
+         "' is missing\n  state: nothing was changed\n  do:    ", kRestoreAll);
   }
   if (!fd_.is_open()) fail_os(errno, text("cannot open '", path_, "'"));
   recording::resized(fd_.get());
@@ -111,7 +110,7 @@ void JournalFile::read_slots() {
     if (std::max({s.seq, s.life, s.base, s.first_lsn, s.pool_life}) > kCountMax) {
       fail(ErrorKind::kCorrupted, "a slot of '", path_, "' cannot be true: number ", s.seq,
            ", life ", s.life, ", base ", s.base,
-           "\n  state: nothing was changed\n  do:    restore all files of the pool from one copy");
+           "\n  state: nothing was changed\n  do:    ", kRestoreAll);
     }
     const bool fits = s.ring_offset % kPage == 0 && s.ring_bytes % kPage == 0 &&
                       (s.ring_bytes == 0 || s.ring_offset >= kJournalRing) &&
@@ -120,8 +119,7 @@ void JournalFile::read_slots() {
     if (!fits) {
       fail(ErrorKind::kCorrupted, "'", path_, "' has ", end, " bytes, its ring ends at ",
            s.ring_offset + s.ring_bytes,
-           "\n  state: truncated; nothing was changed\n  do:    restore all files of the pool from "
-           "one copy");
+           "\n  state: truncated; nothing was changed\n  do:    ", kRestoreAll);
     }
     if (!slot_ || s.seq > slot_->seq) slot_ = s;
   }

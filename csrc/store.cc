@@ -118,8 +118,7 @@ void Store::open_files() {
   if (!log_fd_.is_open()) fail_os(errno, text("cannot open '", log_path, "'"));
   if (!on_device) data_fd_ = Fd(::open(data_path.c_str(), flags, 0666));
   if (!on_device && !data_fd_.is_open() && errno == ENOENT) {
-    fail(ErrorKind::kCorrupted, "'", data_path,
-         "' is missing\n  do:    restore all files of the pool from one copy");
+    fail(ErrorKind::kCorrupted, "'", data_path, "' is missing\n  do:    ", kRestoreAll);
   }
   if (!on_device && !data_fd_.is_open()) fail_os(errno, text("cannot open '", data_path, "'"));
   // Probing MAP_SYNC needs a page in the file; a new log gets its head first.
@@ -128,8 +127,8 @@ void Store::open_files() {
   const bool is_empty = !on_device && bytes < kHeadBytes;
   if (is_empty && options_.read_only) {
     fail(ErrorKind::kCorrupted, "'", log_path, "' has ", bytes,
-         " bytes, a pool's log has at least ", kHeadBytes,
-         "\n  do:    restore all files of the pool from one copy; nothing was changed");
+         " bytes, a pool's log has at least ", kHeadBytes, "\n  do:    ", kRestoreAll,
+         "; nothing was changed");
   }
   if (is_empty && bytes > 0) {
     // Leftover of a creation that never completed is all zeros; anything else is not ours to
@@ -140,9 +139,8 @@ void Store::open_files() {
     if (!is_zero(head.data(), bytes)) {
       fail(ErrorKind::kCorrupted, "'", log_path, "' has ", bytes,
            " bytes, a pool's log has at least ", kHeadBytes,
-           "\n  state: truncated or foreign; nothing was changed\n  do:    restore all files of "
-           "the pool from one copy, or "
-           "choose another path");
+           "\n  state: truncated or foreign; nothing was changed\n  do:    ", kRestoreAll,
+           ", or choose another path");
     }
   }
   if (is_empty) {
@@ -200,7 +198,7 @@ void Store::load_superblock() {
       fail(ErrorKind::kCorrupted, "'", log_.path(), "' has no valid superblock",
            "\n  where: bytes 0 and ", kSuperblockB,
            "\n  state: damaged, or not a TrainingCXL pool; nothing was changed",
-           "\n  do:    restore all files of the pool from one copy, or choose another path");
+           "\n  do:    ", kRestoreAll, ", or choose another path");
     }
     if (options_.read_only)
       fail(ErrorKind::kPool, "creation of pool '", options_.path,
@@ -253,9 +251,8 @@ void Store::refuse_orphaned_data() const {
   if (bytes == 0) return;
   fail(ErrorKind::kCorrupted, "'", options_.path, "/data' has ", bytes, " bytes, but '",
        options_.path,
-       "/log' is missing, empty or not of a pool\n  state: nothing was changed\n  do:    restore "
-       "all "
-       "files of the pool from one copy, or choose another path");
+       "/log' is missing, empty or not of a pool\n  state: nothing was changed\n  do:    ",
+       kRestoreAll, ", or choose another path");
 }
 
 void Store::create(bool is_leftover) {

@@ -53,7 +53,7 @@ void Store::load_geometry() {
   if (!valid_a && !valid_b) {
     fail(ErrorKind::kCorrupted, "pool '", options_.path, "' has no valid geometry\n  where: '",
          log_.path(), "', bytes ", kGeometryA, " and ", kGeometryB,
-         "\n  state: nothing was changed\n  do:    restore all files of the pool from one copy");
+         "\n  state: nothing was changed\n  do:    ", kRestoreAll);
   }
   const bool use_a = valid_a && (!valid_b || a.seq > b.seq);
   geometry_ = use_a ? a : b;
@@ -62,8 +62,7 @@ void Store::load_geometry() {
   if (fault.empty()) fault = overlap_fault(records);
   if (!fault.empty()) {
     fail(ErrorKind::kCorrupted, "the geometry of pool '", options_.path,
-         "' cannot be true: ", fault,
-         "\n  state: nothing was changed\n  do:    restore all files of the pool from one copy");
+         "' cannot be true: ", fault, "\n  state: nothing was changed\n  do:    ", kRestoreAll);
   }
   tables_.reserve(records.size());
   for (const TableRecord& record : records) {
@@ -74,8 +73,7 @@ void Store::load_geometry() {
   if (have_log < geometry_.log_bytes) {
     fail(ErrorKind::kCorrupted, "'", log_.path(), "' has ", have_log,
          " bytes, the pool's geometry says ", geometry_.log_bytes,
-         "\n  state: truncated; nothing was changed\n  do:    restore all files of the pool from "
-         "one copy");
+         "\n  state: truncated; nothing was changed\n  do:    ", kRestoreAll);
   }
   if (device_bytes_ > 0) {
     // The data window of a device starts behind a log window of a quarter of it.
@@ -95,8 +93,7 @@ void Store::load_geometry() {
   if (have_data < geometry_.data_bytes) {
     fail(ErrorKind::kCorrupted, "'", options_.path, "/data' has ", have_data,
          " bytes, the pool's geometry says ", geometry_.data_bytes,
-         "\n  state: truncated; nothing was changed\n  do:    restore all files of the pool from "
-         "one copy");
+         "\n  state: truncated; nothing was changed\n  do:    ", kRestoreAll);
   }
   // Tails beyond the geometry are of a growth that never completed.
   if (!options_.read_only && have_data > geometry_.data_bytes &&
@@ -114,7 +111,7 @@ void Store::bind_views() {
     if (const std::string fault = table_fault(r, data_.bytes()); !fault.empty()) {
       fail(ErrorKind::kCorrupted, "table '", table.name, "' of pool '", options_.path,
            "' does not fit the pool's data: ", fault,
-           "\n  state: nothing was changed\n  do:    restore all files of the pool from one copy");
+           "\n  state: nothing was changed\n  do:    ", kRestoreAll);
     }
     table.view = {data_.at<float>(r.weight_offset),
                   state_floats(r) > 0 ? data_.at<float>(r.state_offset) : nullptr,
@@ -236,7 +233,7 @@ void Store::load_slots() {
   if (slot_ && std::max({slot_->seq, slot_->batch, slot_->life}) > kCountMax) {
     fail(ErrorKind::kCorrupted, "the commit slot of pool '", options_.path,
          "' cannot be true: number ", slot_->seq, ", batch ", slot_->batch, ", life ", slot_->life,
-         "\n  state: nothing was changed\n  do:    restore all files of the pool from one copy");
+         "\n  state: nothing was changed\n  do:    ", kRestoreAll);
   }
   if (has_fault(Fault::kRewindNotGoneOnWith) && slot_) slot_->rolling_back = 0;
   const bool untouched = is_zero(log_.base() + kSlotA, 2 * kPage);
@@ -288,8 +285,8 @@ void Store::forget_creation() {
     if (s.magic != kSlotMagic || s.crc != checksum(s) || s.seq <= 1) continue;
     fail(ErrorKind::kCorrupted, "'", options_.path,
          "/journal' is missing or holds no valid slot\n  state: nothing was changed; the machine "
-         "restarted while the pool was open, and only its journal tells what is durable\n  do:    "
-         "restore all files of the pool from one copy");
+         "restarted while the pool was open, and only its journal tells what is durable\n  do:    ",
+         kRestoreAll);
   }
   std::memset(log_.base() + kSlotA, 0, 2 * kPage);
   persistence_.persist(log_.base() + kSlotA, 2 * kPage);
