@@ -69,7 +69,7 @@ def mutants(options: argparse.Namespace) -> Lines:
     command = [
         sys.executable, str(Path(crash_images.__file__)), "--modes", "", "--seed",
         str(options.seed), "--jobs", str(options.jobs), "--faults", str(options.faults),
-        "--mutant-images", "1500", "--control-images", str(round(300 * options.scale)),
+        "--mutant-images", "1500", "--control-images", str(round(600 * options.scale)),
         "--bad-max", "1",
     ]  # fmt: skip
     yield from _run(command)
