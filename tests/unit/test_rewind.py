@@ -153,7 +153,7 @@ def test_so_many_are_kept(bench, keep):
 
 def test_the_end_takes_no_point_away(bench):
     """It captures its batch again, which needs a place."""
-    with bench.open(keep_dense=3) as pool:
+    with bench.open(keep_dense=1) as pool:
         job = train(pool, 22, every=5)
         before = max(exact(pool))
         job.run.finish()
