@@ -112,7 +112,7 @@ uint64_t Engine::announce(const std::vector<GroupInput>& inputs) {
 
 std::shared_ptr<Lookup> Engine::lookup(const GroupInput& input, float* out, bool is_training) {
   const Stopwatch watch;
-  const Busy busy(window_.busy_ns);
+  const Busy busy(form_choice_.busy_ns());
   const Traced traced(trace(), Phase::kLookup, committed_ + 1);
   const Group& spec = groups_[input.group];
   auto result = std::make_shared<Lookup>();
@@ -211,7 +211,7 @@ std::shared_ptr<Step> Engine::merge(const std::vector<Part>& parts) {
 }
 
 void Engine::prepare(const std::vector<Part>& parts, uint64_t through) {
-  const Busy busy(window_.busy_ns);
+  const Busy busy(form_choice_.busy_ns());
   const Traced traced(trace(), Phase::kPrepare, committed_ + 1);
   store_.check_alive();
   check_background();

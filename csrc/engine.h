@@ -31,22 +31,11 @@
 #include "step.h"
 #include "stopwatch.h"
 #include "store.h"
+#include "undo_form.h"
 #include "undo_log.h"
 #include "workers.h"
 
 namespace tcxl {
-
-// Who writes the undo records: the background thread ahead of the step (the paper's batch-aware
-// checkpoint), or the update itself while a row is in cache. kAuto: the background as long as the
-// rest of the step leaves it the time.
-enum class UndoForm : uint32_t { kAuto, kBackground, kFused };
-
-// "auto", "background", "fused".
-inline UndoForm undo_form(const std::string& name) {
-  return name == "background" ? UndoForm::kBackground
-         : name == "fused"    ? UndoForm::kFused
-                              : UndoForm::kAuto;
-}
 
 struct EngineOptions {
   int threads = 1;
@@ -190,7 +179,6 @@ class Engine {
   void update(Step& step, const std::vector<RowSettings>& settings, float grad_scale,
               bool hand_over, const JournalFrame* frame);
   void plan_chunks(const Step& step);
-  void choose_form(const Step& step);
   uint64_t log_block_rows(const Step& step, size_t t) const;
   [[noreturn]] void fail_damaged_row(const Table& table, uint64_t row);
   void check_commit(const std::string& resume) const;
@@ -235,14 +223,7 @@ class Engine {
   bool is_fused_ = false;  // the form in use
   PreviousRows previous_;
   std::shared_ptr<Step> early_;  // the background thread pools its bags
-  // What kAuto weighs, since it last chose.
-  struct FormWindow {
-    uint64_t commits = 0, roomy = 0, work_ns = 0, worked_rows = 0;
-    uint64_t busy_ns = 0;  // in the engine, since the last commit
-    Stopwatch since;       // the last commit
-  };
-  FormWindow window_;
-  double work_ns_per_row_ = 0;
+  FormChoice form_choice_{count_cpus()};
   std::string background_error_;
   Stats stats_;
 

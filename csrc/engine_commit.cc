@@ -25,8 +25,6 @@ struct Raised {
 
 constexpr uint64_t kLookupsPerChunk = 8192;
 constexpr uint64_t kWorthSharing = 4096;  // lookups; below, waking threads costs more
-constexpr uint64_t kFormWindow = 16;      // commits between two choices of the log's form
-constexpr double kReturnMargin = 1.5;     // so that the choice does not swing
 
 }  // namespace
 
@@ -136,29 +134,6 @@ void Engine::fail_damaged_row(const Table& table, uint64_t row) {
        store_.path(), "' lists the damage; restore from a snapshot");
 }
 
-// The background form costs nothing while its work fits into the time that the trainer spends
-// outside the engine (dense part, data); its own pass over the rows makes it the dearer form where
-// it does not.
-void Engine::choose_form(const Step& step) {
-  const uint64_t wall = window_.since.ns();
-  const auto room = static_cast<double>(wall - std::min(wall, window_.busy_ns));
-  const double work = work_ns_per_row_ * static_cast<double>(step.num_rows());
-  // A vote a commit: one long pause (an evaluation, say) is no room in the others.
-  window_.roomy += room >= (is_fused_ ? kReturnMargin : 1.0) * work ? 1 : 0;
-  window_.work_ns += step.background_ns;
-  window_.worked_rows += step.background_ns > 0 ? step.num_rows() : 0;
-  window_.busy_ns = 0;
-  window_.since = Stopwatch();
-  if (++window_.commits < kFormWindow) return;
-  const bool was_known = work_ns_per_row_ > 0;
-  if (window_.worked_rows > 0) {
-    work_ns_per_row_ =
-        static_cast<double>(window_.work_ns) / static_cast<double>(window_.worked_rows);
-  }
-  if (was_known) is_fused_ = 2 * window_.roomy < kFormWindow;
-  window_ = FormWindow();
-}
-
 layout::Slot Engine::next_slot(uint64_t batch) const {
   layout::Slot slot{};
   slot.batch = batch;
@@ -256,8 +231,11 @@ std::shared_ptr<Step> Engine::commit_prepared(const std::vector<RowSettings>& se
   stats_.rows += step->num_rows();
   stats_.update_ns += update_ns;
   stats_.commit_ns += watch.ns();
-  window_.busy_ns += whole.ns();
-  if (options_.undo_form == UndoForm::kAuto) choose_form(*step);
+  form_choice_.busy_ns() += whole.ns();
+  if (options_.undo_form == UndoForm::kAuto) {
+    form_choice_.note_commit(step->num_rows(), step->background_ns);
+    is_fused_ = form_choice_.is_fused();
+  }
   changed_.notify_all();
   return step;
 }

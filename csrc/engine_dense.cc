@@ -86,7 +86,7 @@ void Engine::finish_generation() {
   // step: its frames go round through all of the ring, out of the cache.
   const bool is_asked =
       options_.keep_dense != Horizon::kAuto || options_.undo_form != UndoForm::kAuto;
-  if (is_fused_ && !is_asked) undo_.give_up_kept();
+  if (is_fused_ && !form_choice_.is_step_long() && !is_asked) undo_.give_up_kept();
   for (auto& step : queue_) step->is_blocked = false;
 }
 
@@ -105,7 +105,7 @@ void Engine::set_undo_form(UndoForm form) {
   std::lock_guard lock(mutex_);
   options_.undo_form = form;
   is_fused_ = form == UndoForm::kFused;
-  window_ = FormWindow();
+  form_choice_.begin_window();
   changed_.notify_all();
 }
 
