@@ -14,6 +14,8 @@ using namespace layout;
 
 namespace {
 
+constexpr uint64_t kWorthTouching = 4096;  // records; below, a thread costs more
+
 uint64_t num_blocks(const FrameSegment& segment) {
   const uint64_t rows = fused_block_rows(segment.dim);
   return (segment.count + rows - 1) / rows;
@@ -331,19 +333,41 @@ void UndoLog::visit_rows(const Descriptor& d, const VisitRow& visit) const {
                  });
 }
 
+// Rows are scattered: most are the first touch of a page, which the kernel has to map. A second
+// thread has the later half of them mapped, by reading, while the earlier half is put back.
+std::future<void> UndoLog::touch_later_half(const Descriptor& d, const Frame& frame) const {
+  if (d.records < kWorthTouching) return {};
+  return std::async(std::launch::async, [this, d, frame] {
+    const auto touch = [](const float* p) {
+      static_cast<void>(*static_cast<const volatile float*>(p));
+    };
+    uint64_t number = 0;
+    for_each_range(
+        d, frame, [&](const RecordColumns& c, const FrameSegment& s, uint64_t first, uint64_t end) {
+          const TableView& view = store_.tables()[s.table].view;
+          for (uint64_t r = first; r < end; ++r) {
+            if (number++ < d.records / 2) continue;
+            touch(view.weight + c.row[r] * s.dim);
+            if (s.state_floats > 0) touch(view.state + c.row[r] * s.state_floats);
+          }
+        });
+  });
+}
+
 UndoLog::RolledBack UndoLog::roll_back(const Descriptor& d) {
   RolledBack result;
+  const Frame frame = open_frame(d);
+  const std::future<void> touching = touch_later_half(d, frame);
   const Persistence& persistence = store_.persistence();
   const bool is_rewind = store_.slot()->rolling_back == kRewinding;
   if (has_fault(Fault::kRewindCutsFirst) && is_rewind) clear_flag(d.batch);
   for_each_range(
-      d, open_frame(d),
-      [&](const RecordColumns& c, const FrameSegment& s, uint64_t first, uint64_t end) {
+      d, frame, [&](const RecordColumns& c, const FrameSegment& s, uint64_t first, uint64_t end) {
         const TableView& view = store_.tables()[s.table].view;
         const uint64_t weight_bytes = s.dim * sizeof(float),
                        state_bytes = s.state_floats * sizeof(float);
-        result.records += end - first;
         for (uint64_t r = first; r < end; ++r) {
+          if (result.records++ == d.records / 2 && touching.valid()) touching.wait();
           float* weight = view.weight + c.row[r] * s.dim;
           float* state = s.state_floats > 0 ? view.state + c.row[r] * s.state_floats : weight;
           const float* old_weight = c.weight + r * s.dim;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <future>
 #include <optional>
 #include <span>
 #include <string>
@@ -116,6 +117,7 @@ class UndoLog {
   template <typename Visit>
   void for_each_range(const layout::Descriptor& descriptor, const Frame& frame,
                       const Visit& visit) const;
+  std::future<void> touch_later_half(const layout::Descriptor& d, const Frame& frame) const;
   layout::Descriptor* descriptor(uint64_t batch) const;
   std::optional<uint64_t> place_for(uint64_t bytes, size_t given_up) const;
   bool keep(const layout::Descriptor& descriptor);
