@@ -25,8 +25,10 @@ bool DenseLog::is_target(uint32_t area, uint64_t bytes) const {
 DenseLog::Space DenseLog::slack() const {
   const GeometryHeader& g = store_.geometry();
   uint64_t end = 0;
-  for (uint32_t area = 0; area < kDenseAreas; ++area)
+  for (uint32_t area = 0; area < kDenseAreas; ++area) {
+    if (g.dense_bytes[area] == 0) continue;  // its place means nothing, and was not checked
     end = std::max(end, g.dense_offset[area] + g.dense_bytes[area]);
+  }
   return {end, round_up(end, kRegionAlign) - end};
 }
 

@@ -260,4 +260,19 @@ bool passes_superblock(const PoolImage& image, bool has_power, bool is_read_only
                            (found->ro_compat & ~kRoCompat) == 0));
 }
 
+bool is_counted_out(const PoolImage& image) {
+  constexpr uint64_t kNear = 16;
+  uint64_t most = 0;
+  const auto see = [&most](uint64_t n) { most = n <= kCountMax ? std::max(most, n) : most; };
+  for (const uint64_t offset : {kSlotA, kSlotB}) {
+    const auto* s = image.read<Slot>(kLog, offset);
+    if (s != nullptr) see(s->seq), see(s->batch), see(s->life);
+  }
+  for (const uint64_t offset : kJournalSlots) {
+    const auto* s = image.read<JournalSlot>(kJournal, offset);
+    if (s != nullptr) see(s->seq), see(s->life), see(s->base), see(s->first_lsn), see(s->pool_life);
+  }
+  return most + kNear > kCountMax;
+}
+
 }  // namespace tcxl::fuzz
