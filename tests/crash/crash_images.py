@@ -14,6 +14,7 @@ import importlib.util
 import json
 import os
 import re
+import select
 import signal
 import sys
 import tempfile
@@ -90,7 +91,7 @@ def in_children(
     """Runs each job in a forked child; yields its number and what it returned, or as "failed" what
     it died of.
     """
-    running: dict[int, tuple[int, int]] = {}
+    running: dict[int, tuple[int, int]] = {}  # by the end of the pipe that a child answers through
     waiting = list(enumerate(jobs))
     while waiting or running:
         while waiting and len(running) < width:
@@ -100,12 +101,13 @@ def in_children(
             if pid == 0:
                 _answer(job, writer, seconds_max)
             os.close(writer)
-            running[pid] = number, reader
-        pid, status = os.wait()
-        number, reader = running.pop(pid)
-        with os.fdopen(reader) as pipe:
-            said = pipe.read()
-        yield number, json.loads(said) if said else {"failed": f"died with status {status}"}
+            running[reader] = number, pid
+        for reader in select.select(list(running), [], [])[0]:
+            number, pid = running.pop(reader)
+            with os.fdopen(reader) as pipe:
+                said = pipe.read()
+            _, status = os.waitpid(pid, 0)  # of this one: the caller may have children of its own
+            yield number, json.loads(said) if said else {"failed": f"died with status {status}"}
 
 
 def _answer(job: Callable[[], dict[str, Any]], writer: int, seconds_max: int) -> None:

@@ -1,10 +1,11 @@
 """Every crash rig, a JSON line each: `make crash`.
 
-    python tests/crash/make_crash.py [--faults CORE] [--only images,torture] [--scale 1]
+    python tests/crash/make_crash.py [--only images,torture] [--scale 1]
 
 Power failures tried on records (images), planted faults looked for (mutants), trainings killed
 (torture), bits flipped (flips), invented orders of events (stateful), hostile bytes opened (fuzz).
-Exits with 1 if anything is bad, or if less was tried than promised. Two processes at once.
+Exits with 1 if anything is bad, or if less was tried than promised. Two processes at once, and as
+many of the fuzzer, which runs beside the others: none of them waits for a slower one's end.
 """
 
 import argparse
@@ -46,6 +47,7 @@ _STREAMS: tuple[tuple[str, str, str, int, dict[str, Any]], ...] = (
     ("fsdax", "power", "tmpfs", 200, {"medium": "fsdax"}),
 )
 _SECONDS_MAX = 3600  # of one child
+_FAULTS = Path("build", "faults")
 
 
 def images(options: argparse.Namespace) -> Lines:
@@ -65,14 +67,23 @@ def images(options: argparse.Namespace) -> Lines:
 
 
 def mutants(options: argparse.Namespace) -> Lines:
-    """The planted faults, in the build that has them."""
+    """The planted faults, in a build that has them: begun at once, waited for later."""
+    building = subprocess.Popen(["bash", "tools/fault_build.sh", str(_FAULTS)], cwd=_ROOT)
+    return _mutants(building, options)
+
+
+def _mutants(building: subprocess.Popen[bytes], options: argparse.Namespace) -> Lines:
+    if code := building.wait():
+        yield {"rig": "mutants"}, [f"fault_build.sh ended with {code}"]
+        return
+    (core,) = (_ROOT / _FAULTS).glob("_core*.so")
     command = [
         sys.executable, str(Path(crash_images.__file__)), "--modes", "", "--seed",
-        str(options.seed), "--jobs", str(options.jobs), "--faults", str(options.faults),
+        str(options.seed), "--jobs", str(options.jobs), "--faults", str(core),
         "--mutant-images", "1500", "--control-images", str(round(600 * options.scale)),
         "--bad-max", "1",
     ]  # fmt: skip
-    yield from _run(command)
+    yield from _ended(_begin(command))
 
 
 def tortured(options: argparse.Namespace) -> Lines:
@@ -120,10 +131,9 @@ def _stream(
 def flips(options: argparse.Namespace) -> Lines:
     """Each byte of small pools in turn."""
     every = max(1, round(1 / options.scale))
-    yield from _run(
-        [sys.executable, str(Path(__file__).with_name("flips.py")), "--every", str(every),
-         "--seed", str(options.seed)]
-    )  # fmt: skip
+    command = [sys.executable, str(Path(__file__).with_name("flips.py")), "--every", str(every),
+               "--seed", str(options.seed)]  # fmt: skip
+    yield from _ended(_begin(command))
 
 
 def stateful(options: argparse.Namespace) -> Lines:
@@ -151,11 +161,15 @@ def _examples(count: int, seed: int) -> Line:
 
 
 def fuzz(options: argparse.Namespace) -> Lines:
-    """Hostile bytes, under ASan and UBSan."""
+    """Hostile bytes, under ASan and UBSan: begun at once, beside the other rigs."""
     wanted = round(_EXECUTIONS_MIN * options.scale)
     command = [sys.executable, str(_ROOT / "tools" / "fuzz.py"), "--executions", str(wanted),
                "--jobs", str(options.jobs)]  # fmt: skip
-    for line, problems in _run(command):
+    return _fuzz(_begin(command), wanted)
+
+
+def _fuzz(fuzzing: subprocess.Popen[str], wanted: int) -> Lines:
+    for line, problems in _ended(fuzzing):
         if line.get("executions", 0) < wanted:
             problems.append("too few executions")
         if line.get("past_checksum", 0) < _PAST_CHECKSUM_MIN:
@@ -163,11 +177,16 @@ def fuzz(options: argparse.Namespace) -> Lines:
         yield line, problems
 
 
-def _run(command: list[str]) -> Lines:
+def _begin(command: list[str]) -> subprocess.Popen[str]:
     """A program that prints one line, and exits with 1 if anything is bad."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    name, code = Path(command[1]).name, done.returncode
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def _ended(program: subprocess.Popen[str]) -> Lines:
+    said, _ = program.communicate()
+    lines = [line for line in said.splitlines() if line.startswith("{")]
+    assert isinstance(program.args, list)
+    name, code = Path(program.args[1]).name, program.returncode
     problems = [] if code == 0 else [f"{name} ended with {code}"]
     yield (json.loads(lines[-1]) if lines else {}), problems
 
@@ -178,9 +197,8 @@ def _cpu_seconds() -> float:
 
 
 def main() -> int:
-    """Run the rigs one after the other; the exit status."""
+    """Run the rigs; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--faults", type=Path, help="native core built by tools/fault_build.sh")
     parser.add_argument("--only", default=",".join(_RIGS), help="rigs, with commas between")
     parser.add_argument("--scale", type=float, default=1.0, help="of all counts")
     parser.add_argument("--seed", type=int, default=1)
@@ -191,17 +209,16 @@ def main() -> int:
         "stateful": stateful, "fuzz": fuzz,
     }  # fmt: skip
     bad = False
-    for name in options.only.split(","):
-        if name == "mutants" and options.faults is None:
-            sys.exit("the mutants need --faults: bash tools/fault_build.sh")
-        began, used = time.monotonic(), _cpu_seconds()
-        for line, problems in rigs[name](options):
+    began = time.monotonic()
+    for name, lines in [(name, rigs[name](options)) for name in options.only.split(",")]:
+        used = _cpu_seconds()
+        for line, problems in lines:
             print(json.dumps(line), flush=True)
             for problem in problems:
                 bad = True
                 print(f"{name}: {problem}", file=sys.stderr, flush=True)
         wall, cpu = time.monotonic() - began, _cpu_seconds() - used
-        print(f"{name}: {wall:.0f} s, {cpu:.0f} s of CPU", file=sys.stderr, flush=True)
+        print(f"{name}: {cpu:.0f} s of CPU; {wall:.0f} s so far", file=sys.stderr, flush=True)
     return int(bad)
 
 
