@@ -17,6 +17,7 @@ is narrower than 0.0001; where it is wider, the line says so.
 """
 
 import argparse
+import gc
 import json
 import math
 import statistics
@@ -115,6 +116,9 @@ def train(
                 metrics = training.go_on()
             except KilledError:
                 pool.core.close(False)
+                del training, pool  # they hold each other, and the pool its address space
+                failures.training = None
+                gc.collect()
                 continue
             digest = pool.digest()
             pool.close()
