@@ -176,7 +176,7 @@ def power_loss(args: argparse.Namespace) -> Result:
                     batches,
                     steps=POWER_STEPS,
                     durability="power",
-                    journal_bytes=RING_BYTES,  # half of it full at the end: then a checkpoint is due
+                    journal_bytes=RING_BYTES,  # half full at the end: then a checkpoint is due
                 )
             )
             took, facts = opened(folder / "pool", durability="power", _assume_reboot=True)
@@ -186,8 +186,8 @@ def power_loss(args: argparse.Namespace) -> Result:
                 record(times, took)
                 shares.append(told["journal_bytes"] / 1e9 / took[0])
     result = Result(times={"Pool(path)": times}, facts=facts)
-    result.figures["recovery/ring-gbps"] = [RING_BYTES / 1e6 / ms for ms in times.wall_ms]
-    result.figures["recovery/frames-gbps"] = shares
+    ring = [RING_BYTES / 1e6 / ms for ms in times.wall_ms]
+    result.figures = {"recovery/ring-gbps": ring, "recovery/frames-gbps": shares}
     return result
 
 
