@@ -78,6 +78,8 @@ class Image:
     """Per file; -1: the file is not there."""
     key: int
     """Equal for equal contents."""
+    alone: str = ""
+    """The kind of bytes of which all have arrived, and nothing else."""
 
 
 class Medium:
@@ -252,8 +254,10 @@ class Medium:
         made = 2
         for kind, group in groups.items():
             others = [key for k, other in groups.items() if k != kind for key in other]
-            yield self._image(group, "all", choose)
-            yield self._image(others, "all", choose)
+            yield replace(self._image(group, "all", choose), alone=kind)
+            rest = [other for other in groups if other != kind]
+            alone = rest[0] if len(rest) == 1 else ""
+            yield replace(self._image(others, "all", choose), alone=alone)
             made += 2
         while keys and made < count:
             how = choose.choice((mode, mode, "all"))

@@ -34,6 +34,7 @@ from power_trace import Plan, Recorded, Trace, record, recording
 __all__ = ["Rig", "Tally", "apply"]
 
 _LEAST = 4  # images of a moment
+_NESTED_EVERY = 60  # images; then power fails in a recovery
 # Share of the moments at which the process is killed before the power fails. A slot that is only in
 # the cache is what a recovery must not build on.
 _KILLS, _KILLS_AT_SLOT = 0.04, 0.5
@@ -177,7 +178,9 @@ class Rig:
         is_nested: bool,
     ) -> None:
         scratch.follow()
-        if not is_nested and self.choose.random() > self._moments:
+        # On a file a rewind is decided by few syncs: none is left out.
+        is_deciding = expect.is_rewinding and self._is_block
+        if not is_nested and not is_deciding and self.choose.random() > self._moments:
             return
         pending = {kinds.of(f, g * medium.granule_words * 8) for f, g in medium.pending}
         for image in medium.images(self.mode, count, self.choose, kinds):
@@ -196,7 +199,13 @@ class Rig:
             if self.is_over:
                 return
             self._since_nested += 1
-            if not is_nested and self._since_nested >= 60 and found.has_undone:
+            # A slot without its record: what the recovery stores may complete it.
+            is_telling = is_deciding and image.alone == "slot"
+            if (
+                not is_nested
+                and found.has_undone
+                and (is_telling or self._since_nested >= _NESTED_EVERY)
+            ):
                 self._since_nested = 0
                 self._crash_in_recovery(medium, image, expect)
         share = _KILLS_BLOCK if self._is_block else _KILLS
