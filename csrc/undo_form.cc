@@ -11,6 +11,9 @@ namespace {
 
 constexpr uint64_t kWindow = 16;       // commits between two choices
 constexpr double kReturnMargin = 1.5;  // so that the choice does not swing
+// Idle time over the background's work. Where all processors are busy its own work is all that
+// would be idle without it, so more than that shows that there is one to spare.
+constexpr double kStayIdle = 1.5, kReturnIdle = 2.0;
 
 // Of the control group (version 2) that the process sees as the root, in processors; 0: none.
 double cpu_quota() {
@@ -32,26 +35,26 @@ double count_cpus() {
 void FormChoice::begin_window() {
   busy_ns_ = 0;
   since_commit_ = Stopwatch();
+  cpu_since_commit_ = ProcessorTime();
   window_ = Window();
 }
 
-// What the background computed itself would have been idle without it.
-bool FormChoice::has_idle_cpu(double margin) const {
-  const double used = static_cast<double>(window_.cpu.ns()) - static_cast<double>(window_.work_ns);
-  return cpus_ * static_cast<double>(window_.wall.ns()) - used >= margin * work_of(window_.rows);
-}
-
 void FormChoice::note_commit(uint64_t rows, uint64_t background_ns) {
-  const double margin = is_fused_ ? kReturnMargin : 1.0;
   const uint64_t wall = since_commit_.ns();
   const auto room = static_cast<double>(wall - std::min(wall, busy_ns_));
+  // What the background computed itself would have been idle without it.
+  const double used =
+      static_cast<double>(cpu_since_commit_.ns()) - static_cast<double>(background_ns);
+  const double idle = cpus_ * static_cast<double>(wall) - used;
+  const double work = work_ns_per_row_ * static_cast<double>(rows);
   // A vote a commit: one long pause (an evaluation, say) is no room in the others.
-  window_.roomy += room >= margin * work_of(rows) ? 1 : 0;
-  window_.rows += rows;
+  window_.roomy += room >= (is_fused_ ? kReturnMargin : 1.0) * work ? 1 : 0;
+  window_.idle += idle >= (is_fused_ ? kReturnIdle : kStayIdle) * work ? 1 : 0;
   window_.work_ns += background_ns;
   window_.worked_rows += background_ns > 0 ? rows : 0;
   busy_ns_ = 0;
   since_commit_ = Stopwatch();
+  cpu_since_commit_ = ProcessorTime();
   if (++window_.commits < kWindow) return;
   const bool was_known = work_ns_per_row_ > 0;
   if (window_.worked_rows > 0) {
@@ -60,7 +63,7 @@ void FormChoice::note_commit(uint64_t rows, uint64_t background_ns) {
   }
   if (was_known) {
     is_step_long_ = 2 * window_.roomy >= kWindow;
-    is_fused_ = !is_step_long_ || !has_idle_cpu(margin);
+    is_fused_ = !is_step_long_ || 2 * window_.idle < kWindow;
   }
   window_ = Window();
 }

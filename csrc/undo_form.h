@@ -41,19 +41,15 @@ class FormChoice {
   bool is_step_long() const { return is_step_long_; }
 
  private:
-  double work_of(uint64_t rows) const { return work_ns_per_row_ * static_cast<double>(rows); }
-  bool has_idle_cpu(double margin) const;
-
   const double cpus_;
   bool is_fused_ = false, is_step_long_ = true;
   double work_ns_per_row_ = 0;  // of the background; 0: not yet known
   uint64_t busy_ns_ = 0;
   Stopwatch since_commit_;
+  ProcessorTime cpu_since_commit_;
   struct Window {
-    uint64_t commits = 0, roomy = 0, rows = 0;
+    uint64_t commits = 0, roomy = 0, idle = 0;
     uint64_t work_ns = 0, worked_rows = 0;
-    Stopwatch wall;
-    ProcessorTime cpu;
   };
   Window window_;
 };
