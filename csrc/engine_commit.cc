@@ -234,7 +234,8 @@ std::shared_ptr<Step> Engine::commit_prepared(const std::vector<RowSettings>& se
   form_choice_.busy_ns() += whole.ns();
   if (options_.undo_form == UndoForm::kAuto) {
     form_choice_.note_commit(step->num_rows(), step->background_ns);
-    is_fused_ = form_choice_.is_fused();
+    // Beside a journal the background sorts and reads the rows anyway: only time counts.
+    is_fused_ = journal_ != nullptr ? !form_choice_.is_step_long() : form_choice_.is_fused();
   }
   changed_.notify_all();
   return step;
