@@ -43,6 +43,7 @@ _SHOWN_BY = {
     "ReclaimEarly": "relive fused",
     "RelaxedReclaimEarly": "relaxed fused",
     "RecoveryWithoutEvidence": "relive",
+    "RecoveryStaysClean": "closed",
     "JournalNoReannounce": "lag",
     "JournalNoPreviousWait": "lag",
     "JournalDenseOverNeeded": "lag",
@@ -194,7 +195,7 @@ def run_mutant(number: int, images: int, seed: int, problems_max: int) -> dict[s
     if name.startswith(_BLOCK_FAULT):
         plans, modes = _BLOCK_PLANS, ("block",)
     first = _SHOWN_BY.get(name, plans[0])
-    plans = sorted(plans, key=lambda plan: plan != first)
+    plans = (first, *(plan for plan in plans if plan != first))
     tried, notes = 0, set()
     traces: dict[str, Any] = {}
     for plan, mode, count in [

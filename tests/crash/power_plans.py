@@ -38,6 +38,14 @@ def _rewind(training: Training) -> None:
     training.train(9)
 
 
+def _closed(training: Training) -> None:
+    """Closed behind its newest generation, again and again: each recovery takes batches back."""
+    for _ in range(4):
+        training.train(5)
+        training.reopen(clean=True, new_data=True)
+    training.train(6)
+
+
 def _through(training: Training) -> None:
     training.train(training.plan.batches)
 
@@ -52,6 +60,7 @@ TRACES = {
         Plan("relive", steps=_relive),
         Plan("relive fused", undo_log="fused", steps=_relive),
         Plan("alternating", undo_log="alternating", dense_every=1, steps=_relive),
+        Plan("closed", dense_every=3, batches=6, steps=_closed, share=0.5),
         Plan("rewind", dense_every=3, steps=_rewind),
         Plan("rewind fused", undo_log="fused", dense_every=1, steps=_rewind, share=0.5),
         Plan("relaxed", is_relaxed=True, steps=_plain, share=0.5),

@@ -215,19 +215,19 @@ def test_a_child_that_exits_leaves_the_pool_to_its_parent(bench, how):
 def test_spawned_processes_get_nothing(bench):
     """Descriptors are close-on-exec: a program that the trainer starts does not hold the pool."""
     pool = Pool(bench.path, threads=1)
-    child = subprocess.Popen(["sleep", "60"], close_fds=False)
+    child = subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, close_fds=False
+    )
     try:
-        deadline = time.monotonic() + 10
-        while Path(f"/proc/{child.pid}/comm").read_text().strip() != "sleep":
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        print("loaded", file=child.stdin, flush=True)
+        wait_for(child, "loaded")
         held = [link.readlink() for link in Path(f"/proc/{child.pid}/fd").iterdir()]
         assert not any(str(bench.path) in str(target) for target in held)
         pool.close()
         Pool(bench.path, threads=1).close()
     finally:
         child.kill()
-        child.wait()
+        child.communicate()
 
 
 def test_many_pools_in_one_process(bench):
