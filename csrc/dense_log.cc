@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <tuple>
 
 #include "crash_point.h"
 #include "crc32c.h"
@@ -13,9 +14,16 @@ namespace tcxl {
 using namespace layout;
 
 namespace {
+
 constexpr uint64_t kSliceBytes =
     256 << 10;  // short enough that an announced batch never waits long for its log
+
+// Two generations of one batch differ in the record (end of an epoch, finished).
+bool is_later(const DenseHeader& a, const DenseHeader& b) {
+  return std::tie(a.batch, a.life, a.revision) > std::tie(b.batch, b.life, b.revision);
 }
+
+}  // namespace
 
 void name_generation(Slot& slot, const Generation& generation) {
   slot.dense_batch = generation.header.batch;
@@ -67,12 +75,7 @@ std::optional<Generation> DenseLog::newest_valid(const Slot& slot) const {
     const bool named = slot.dense_batch == g.header.batch && slot.dense_life == g.header.life &&
                        slot.dense_area == area && slot.dense_crc == g.header.crc;
     if (!named && (g.header.life != slot.life || slot.rolling_back == kRewinding)) continue;
-    // Two generations of one batch differ in the record (end of an epoch, finished): the slot names
-    // the later one.
-    if ((!best || g.header.batch > best->header.batch ||
-         (named && g.header.batch == best->header.batch)) &&
-        check_area(area, g).empty())
-      best = g;
+    if ((!best || is_later(g.header, best->header)) && check_area(area, g).empty()) best = g;
   }
   return best;
 }
@@ -125,6 +128,8 @@ void DenseLog::capture(uint64_t batch, uint64_t life, const std::string& resume,
   staged_.header.magic = kDenseMagic;
   staged_.header.life = life;
   staged_.header.batch = batch;
+  const bool is_again = newest_ && newest_->header.batch == batch && newest_->header.life == life;
+  staged_.header.revision = is_again ? newest_->header.revision + 1 : 0;
   staged_.header.blob_bytes = bytes;
   staged_.header.resume_bytes = static_cast<uint32_t>(resume.size());
   staged_.header.resume_crc = store_.crc_of(resume.data(), resume.size());
@@ -192,6 +197,12 @@ void DenseLog::forget(uint32_t area) {
 
 void DenseLog::rewrite(const Generation& from, uint64_t batch, uint64_t life,
                        const std::string& resume) {
+  // Beside a journal it may so far have survived only a kill, and the copy takes the place of the
+  // one before it.
+  if (!has_fault(Fault::kJournalDenseRewrittenEarly)) {
+    store_.make_durable(store_.log().base() + store_.geometry().dense_offset[from.area],
+                        kDenseBlob + from.header.blob_bytes);
+  }
   set_newest(from);
   capture(batch, life, resume, {{blob(from), from.header.blob_bytes}});
   while (!write_slice()) {

@@ -76,6 +76,7 @@ enum class Fault : unsigned {
   kJournalRedoBeyondPoint,
   kJournalPreviousAlways,
   kJournalResetBeforeSync,
+  kJournalDenseRewrittenEarly,
   // journal: rewind
   kJournalRewindEvidenceLate,
   kJournalRewindSlotLate,

@@ -177,8 +177,8 @@ struct DenseHeader {
   uint32_t resume_bytes;
   uint32_t resume_crc;  // over the record, continued from the crc seed
   uint32_t blob_crc;    // over the blob, continued from the crc seed
+  uint32_t revision;    // of a batch and life, in the order of capture
   uint32_t reserved[3];
-  uint32_t reserved2;
   uint32_t crc;
 };
 static_assert(sizeof(DenseHeader) == 64);

@@ -37,8 +37,8 @@ _IMAGES_MIN, _IMAGES_MIN_ALL, _IN_FLIGHT_MIN = 10_000, 50_000, 0.4
 _IN_TRANSACTION_MIN = 0.3
 _SPECIAL_KILLS_MIN = 200  # in recovery, creation, growth, cut, over all media
 _EXECUTIONS_MIN, _PAST_CHECKSUM_MIN = 1_000_000, 0.3
-_EXAMPLES = 100
-_RIGS = ("images", "mutants", "torture", "flips", "stateful", "fuzz")
+_EXAMPLES = 50
+_RIGS = ("images", "torture", "mutants", "flips", "stateful", "fuzz")
 # Media of the torture: medium, level, folder (of tmpfs or of this disk), kills at least, options.
 _STREAMS: tuple[tuple[str, str, str, int, dict[str, Any]], ...] = (
     ("file", "power", "disk", 800, {"medium": "block", "has_power_cuts": True}),
@@ -80,7 +80,7 @@ def _mutants(building: subprocess.Popen[bytes], options: argparse.Namespace) -> 
     command = [
         sys.executable, str(Path(crash_images.__file__)), "--modes", "", "--seed",
         str(options.seed), "--jobs", str(options.jobs), "--faults", str(core),
-        "--mutant-images", "1500", "--control-images", str(round(600 * options.scale)),
+        "--mutant-images", "1500", "--control-images", str(round(300 * options.scale)),
         "--bad-max", "1",
     ]  # fmt: skip
     yield from _ended(_begin(command))

@@ -325,12 +325,17 @@ class Kinds:
 
     def __init__(self) -> None:
         self.rings: list[tuple[int, int]] = []
+        self.dense_areas: set[int] = set()
         self._known: dict[tuple[int, int], str] = {}
 
     def learn(self, log: np.ndarray) -> None:
-        """Where the undo ring lies now, and where it lay before."""
+        """Where the undo ring and the dense areas lie now, and where they lay before."""
         for offset in (1 << 20, 2 << 20):
-            if 8 * log.size > offset + 56 and int(log[offset // 8]):
+            if 8 * log.size > offset + 320 and int(log[offset // 8]):
+                areas = set(log[offset // 8 + 8 : offset // 8 + 24].tolist())
+                if not areas <= self.dense_areas:
+                    self.dense_areas |= areas
+                    self._known.clear()
                 begin, count = int(log[offset // 8 + 5]), int(log[offset // 8 + 6])
                 if count and (begin, begin + count) not in self.rings:
                     self.rings.append((begin, begin + count))
@@ -350,7 +355,9 @@ class Kinds:
         for end, kind in self._HEAD:
             if offset < end:
                 return kind
-        return "frame" if any(begin <= offset < end for begin, end in self.rings) else "dense"
+        if any(begin <= offset < end for begin, end in self.rings):
+            return "frame"
+        return "dense header" if offset // 4096 * 4096 in self.dense_areas else "dense"
 
 
 IN_FLIGHT = {"rows", "frame", "flag", "slot", "resume"}

@@ -178,11 +178,14 @@ class Rig:
         is_nested: bool,
     ) -> None:
         scratch.follow()
-        # On a file a rewind is decided by few syncs: none is left out.
-        is_deciding = expect.is_rewinding and self._is_block
-        if not is_nested and not is_deciding and self.choose.random() > self._moments:
-            return
         pending = {kinds.of(f, g * medium.granule_words * 8) for f, g in medium.pending}
+        # On a file a rewind is decided, and a dense generation completed, by few syncs: none is
+        # left out.
+        is_deciding = expect.is_rewinding and self._is_block
+        is_completing = "dense header" in pending and self._is_block
+        is_left_out = self.choose.random() > self._moments
+        if is_left_out and not (is_nested or is_deciding or is_completing):
+            return
         for image in medium.images(self.mode, count, self.choose, kinds):
             mark = image.key, expect.acked, expect.started, expect.point
             if mark in self._tried:
@@ -211,7 +214,7 @@ class Rig:
         share = _KILLS_BLOCK if self._is_block else _KILLS
         if expect.is_recovering or ("slot" in pending and not self._is_block):
             share = _KILLS_AT_SLOT
-        if not is_nested and self.choose.random() < share:
+        if not is_nested and (is_completing or self.choose.random() < share):
             self._kill_then_cut(medium, expect)
 
     def _try(self, scratch: Scratch, image: Image, expect: Expect) -> Found:

@@ -12,7 +12,8 @@ __all__ = ["Shadow"]
 
 _TABLE = struct.Struct("<128sQIIQQQQ")  # docs/format.md, "Geometry"
 _UNUSED = range((3 << 20) // 8, (4 << 20) // 8)  # words of the log's head
-_MAY_BE_PENDING = {"frame", "flag", "dense"}  # the background thread writes these at any time
+# The background thread writes these at any time.
+_MAY_BE_PENDING = {"frame", "flag", "dense", "dense header"}
 
 
 class Shadow:
