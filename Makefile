@@ -102,7 +102,7 @@ crash-images: set-up ## power failures of persistent memory and files, tried: so
 	@$(in_venv) python tests/crash/crash_images.py --modes '' --faults build/faults/_core*.so $(ARGS)
 
 .PHONY: crash
-crash: set-up ## every crash rig but make crash-vm, a JSON line each: 15 to 20 minutes; ARGS='--scale 0.1'
+crash: set-up ## every crash rig but make crash-vm, a JSON line each: about 15 minutes; ARGS='--scale 0.1'
 	@$(in_venv) python tests/crash/make_crash.py $(ARGS)
 
 .PHONY: crash-vm
