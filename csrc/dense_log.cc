@@ -65,7 +65,7 @@ std::string DenseLog::check_area(uint32_t area, Generation& out) const {
   return "";
 }
 
-std::optional<Generation> DenseLog::newest_valid(const Slot& slot) const {
+std::optional<Generation> DenseLog::newest_valid(const Slot& slot, bool is_slot_newest) const {
   std::optional<Generation> best;
   for (uint32_t area = 0; area < kDenseAreas; ++area) {
     Generation g;
@@ -75,7 +75,9 @@ std::optional<Generation> DenseLog::newest_valid(const Slot& slot) const {
     const bool named = slot.dense_batch == g.header.batch && slot.dense_life == g.header.life &&
                        slot.dense_area == area && slot.dense_crc == g.header.crc;
     if (!named && (g.header.life != slot.life || slot.rolling_back == kRewinding)) continue;
-    if ((!best || is_later(g.header, best->header)) && check_area(area, g).empty()) best = g;
+    const bool is_chosen = best && is_slot_newest && best->header.batch == g.header.batch;
+    const bool is_better = !best || (is_chosen ? named : is_later(g.header, best->header));
+    if (is_better && check_area(area, g).empty()) best = g;
   }
   return best;
 }

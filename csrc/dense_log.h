@@ -37,7 +37,10 @@ class DenseLog {
   explicit DenseLog(Store& store) : store_(store) {}
 
   // Newest valid generation m <= committed that belongs to the slot's life or is named by the slot.
-  std::optional<Generation> newest_valid(const layout::Slot& slot) const;
+  // Of two generations of one batch: the one that the slot names, or the later one where the slot
+  // may be an older one (a journal's base).
+  std::optional<Generation> newest_valid(const layout::Slot& slot,
+                                         bool is_slot_newest = true) const;
   std::string read_resume(const Generation& generation) const;
   const std::byte* blob(const Generation& generation) const;
   // What damage `verify` finds: the reason why an area is not a valid generation; empty if it is

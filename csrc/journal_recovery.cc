@@ -169,7 +169,7 @@ Generation find_generation(const Store& store, const DenseLog& dense, const Jour
   seen_from.dense_life = base.dense_life;
   seen_from.dense_area = base.dense_area;
   seen_from.dense_crc = base.dense_crc;
-  const auto generation = dense.newest_valid(seen_from);
+  const auto generation = dense.newest_valid(seen_from, false);
   if (!generation || generation->header.batch < base.base) {
     fail_damaged(store,
                  text("no dense generation between batches ", base.base, " and ", committed));
