@@ -58,7 +58,7 @@ lint-format: set-up
 lint-warnings: set-up # of the core, its bindings and its tests
 	@$(in_venv) bash tools/native_tests.sh --build-only build/lint -DTCXL_WERROR=ON \
 	  -DCMAKE_CXX_FLAGS="-Wall -Wextra -Wconversion -Wshadow -Werror" \
-	  -DSKBUILD=ON -DSKBUILD_STATE=lint -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python" \
+	  -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DSKBUILD=ON -DSKBUILD_STATE=lint -DPython_EXECUTABLE="$(CURDIR)/.venv/bin/python" \
 	  -Dnanobind_ROOT="$$(.venv/bin/python -m nanobind --cmake_dir)"
 lint-text: set-up
 	@$(in_venv) codespell

@@ -19,10 +19,11 @@
 namespace tcxl {
 
 inline DurabilityLevel parse_durability(const std::string& name) {
+  if (name == "auto") return DurabilityLevel::kNone;
   for (const auto level : {DurabilityLevel::kProcess, DurabilityLevel::kPower}) {
     if (name == durability_name(level)) return level;
   }
-  fail(ErrorKind::kValue, "durability is '", name, "', expected 'process' or 'power'");
+  fail(ErrorKind::kValue, "durability is '", name, "', expected 'auto', 'process' or 'power'");
 }
 
 class CorePool {

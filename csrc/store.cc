@@ -57,7 +57,8 @@ uint64_t device_size(const std::string& device, int fd) {
 
 uint32_t Store::crc_of(const void* p, uint64_t bytes) const { return crc32c(crc_seed_, p, bytes); }
 
-Store::Store(const OpenOptions& options) : options_(options), durability_(options.durability) {
+Store::Store(const OpenOptions& options) : options_(options) {
+  if (options.durability != DurabilityLevel::kNone) durability_ = options.durability;
   if (!options_.read_only && ::mkdir(options_.path.c_str(), 0777) != 0 && errno != EEXIST) {
     fail_os(errno, text("cannot create pool folder '", options_.path, "'"));
   }
@@ -229,14 +230,7 @@ void Store::load_superblock() {
          " that this build can only read\n  do:    open it read only, or install a newer "
          "trainingcxl");
   }
-  const auto recorded = static_cast<DurabilityLevel>(superblock_.durability);
-  if (!options_.read_only && recorded != options_.durability) {
-    fail(ErrorKind::kDurability, "pool '", options_.path, "' was created with durability '",
-         durability_name(recorded), "', '", durability_name(options_.durability),
-         "' was asked for\n  do:    ask for '", durability_name(recorded),
-         "', or create a new pool");
-  }
-  durability_ = recorded;
+  load_durability();
   persistence_ = options_.read_only ? Persistence() : Persistence(durability_, medium_.kind);
   crc_seed_ = crc32c(0, superblock_.uuid, sizeof superblock_.uuid);
   if (!a && !options_.read_only) {  // heal the damaged copy from the good one

@@ -22,6 +22,7 @@ namespace tcxl {
 struct OpenOptions {
   std::string path;    // pool folder; also the sidecar folder of a DAX device
   std::string device;  // "/dev/daxX.Y" or empty
+  // kNone: the one it was created with, `process` for a new pool.
   DurabilityLevel durability = DurabilityLevel::kProcess;
   bool read_only = false;
   bool unlocked = false;  // with read_only: the head only, while a trainer may run (inspect)
@@ -130,6 +131,7 @@ class Store {
   void take_lock();
   void open_files();
   void refuse_orphaned_data() const;
+  void load_durability();
   void refuse_weaker_medium() const;
   void create(bool is_leftover);
   void load_superblock();

@@ -58,15 +58,37 @@ void Store::check_alive() const {
   }
 }
 
+// The level that the pool was created with; who names one must name that.
+void Store::load_durability() {
+  const auto recorded = static_cast<DurabilityLevel>(superblock_.durability);
+  if (!options_.read_only && recorded != DurabilityLevel::kProcess &&
+      recorded != DurabilityLevel::kPower) {
+    fail(
+        ErrorKind::kDurability, "pool '", options_.path, "' has a durability level ",
+        superblock_.durability,
+        " that this build does not know\n  state: nothing was changed\n  do:    use the build that "
+        "made it");
+  }
+  const bool is_asked = !options_.read_only && options_.durability != DurabilityLevel::kNone;
+  if (is_asked && recorded != options_.durability) {
+    fail(ErrorKind::kDurability, "pool '", options_.path, "' was created with durability '",
+         durability_name(recorded), "', '", durability_name(options_.durability),
+         "' was asked for\n  do:    ask for '", durability_name(recorded),
+         "', or create a new pool");
+  }
+  durability_ = recorded;
+  refuse_weaker_medium();
+}
+
 // A level is never weakened: the medium gives it, or the pool is not opened.
 void Store::refuse_weaker_medium() const {
-  if (options_.durability == DurabilityLevel::kPower && medium_.is_network && !options_.read_only) {
+  if (durability_ == DurabilityLevel::kPower && medium_.is_network && !options_.read_only) {
     fail(ErrorKind::kDurability, "durability 'power' is not available on a network file system (",
          medium_.file_system, ", '", options_.path,
          "'): nobody here can tell what its server keeps when it fails\n  do:    use durability "
          "'process' (survives kill -9), or put the pool on a local disk");
   }
-  if (options_.durability == DurabilityLevel::kPower && medium_.kind == MediumKind::kTmpfs &&
+  if (durability_ == DurabilityLevel::kPower && medium_.kind == MediumKind::kTmpfs &&
       !options_.read_only) {
     fail(ErrorKind::kDurability, "durability 'power' is impossible on ", medium_.file_system, " ('",
          options_.path,

@@ -215,9 +215,10 @@ class PoolSettings(_Section):
     path: str = _key("training.pool", "directory of the pool", effect=Effect.NONE)
     device: str = _key("", "DAX device for tables and log: /dev/dax0.0", effect=Effect.NONE)
     durability: str = _key(
-        "process",
-        "what every batch survives: process (kill -9) or power (loss of power); kept by a pool",
-        choices=("process", "power"),
+        "auto",
+        "what every batch survives: process (kill -9) or power (loss of power); auto: the pool's "
+        "own, process for a new one",
+        choices=("auto", "process", "power"),
     )
     resume: str = _key(
         "exact",

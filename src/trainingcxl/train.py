@@ -124,7 +124,8 @@ class Training:
         gemm = choose_gemm(
             self.model, settings, pool.resume_record, device, report, num_samples=data.num_samples
         )
-        self.settings = settings = settings.with_values({"dense.gemm": gemm})
+        chosen = {"dense.gemm": gemm, "pool.durability": pool.durability}
+        self.settings = settings = settings.with_values(chosen)
         self.dense_optimizer = make_dense_optimizer(settings.dense, self.model.parameters())
         self.early_stopping = EarlyStopping(settings.eval.patience)
         self._set_learning_rates(max(0, _trained(pool, len(self.loader)) - 1))
@@ -305,8 +306,8 @@ class Training:
             dense_every=self.run.dense_every,
             unannounced_batches=stats.unannounced_batches,
             fused_batches=stats.fused_batches,
-            flag_wait_share=stats.flag_wait_s / (self.pace.seconds or nan),
-            durability_share=(waits + dense) / (self.pace.seconds or nan),
+            flag_wait_share=self.pace.share(stats.flag_wait_s),
+            durability_share=self.pace.share(waits + dense),
         )
 
 
@@ -376,8 +377,12 @@ class _Pace:
         self.loss = loss if isnan(self.loss) else 0.98 * self.loss + 0.02 * loss
 
     @property
-    def samples_per_second(self) -> float:
-        return self.samples / self.seconds if self.seconds else nan
+    def samples_per_second(self) -> float | None:
+        return self.samples / self.seconds if self.seconds else None
+
+    def share(self, seconds: float) -> float | None:
+        """Return a time's share of all; None where this life had no batch to train."""
+        return seconds / self.seconds if self.seconds else None
 
 
 def learning_rate_factor(schedule: ScheduleSettings, batch: int) -> float:

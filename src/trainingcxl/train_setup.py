@@ -397,8 +397,9 @@ def check_settings(
     """
     recorded = record["settings"] | record["volatile"]["remarks"]
     recorded.setdefault("dense.gemm", _recorded_gemm(record))
-    if settings.dense.gemm == "auto":
-        settings = settings.with_values({"dense.gemm": recorded["dense.gemm"]})
+    for name in ("dense.gemm", "pool.durability"):
+        if settings.flat()[name] == "auto":  # then it is as it was
+            settings = settings.with_values({name: recorded.get(name, "auto")})
     if "data.fingerprint" not in recorded:
         raise RecoveryError(
             f"pool {settings.pool.path!r} was not trained by 'trainingcxl train'\n"

@@ -118,6 +118,16 @@ def test_start_says_where_and_how_often_the_run_is_durable(tmp_path: Path) -> No
     assert resumed.only("recovery")["committed_batch"] == 3
 
 
+def test_a_resume_that_names_no_level_keeps_that_of_the_pool(tmp_path: Path) -> None:
+    pool = tmp_path / "a.pool"
+    run(pool, "pool.durability=power", stop_at=3)
+    assert run(pool, stop_at=5).only("durability")["level"] == "power"
+    assert run(pool, "pool.durability=power").all("setting_changed") == []
+    assert run(pool).only("finished")["committed_batch"] == BATCHES_PER_EPOCH
+    with pytest.raises(ConfigError, match=r"pool\.durability: 'power' in the pool, 'process' now"):
+        run(pool, "pool.durability=process")
+
+
 def test_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:
     pool = tmp_path / "a.pool"
     run(pool)

@@ -144,6 +144,14 @@ def test_level_of_a_pool_is_kept(bench):
         bench.open(durability="power", _medium="fsdax")
 
 
+def test_who_names_no_level_gets_that_of_the_pool(bench):
+    bench.open(durability="power", _medium="fsdax").close()
+    with bench.open(_medium="fsdax") as pool:
+        assert pool.durability == "power"
+    with pytest.raises(DurabilityUnavailable, match="impossible on tmpfs"):  # as it really is
+        bench.open()
+
+
 @pytest.mark.parametrize("instruction", ["clwb", "clflushopt", "clflush"])
 def test_flush_instructions(tmpfs_folder, monkeypatch, instruction):
     """Every flush instruction that this CPU has trains to the same bits."""

@@ -240,6 +240,10 @@ def test_command(any_bench, whole):
     assert code == 0
     assert "tables only" in output
     assert "        19       1       1         7  exact" in output
+    code, output = call("rewind", path, "--list", "--exact", "--json")
+    exact = [point for point in listed["points"] if point["is_exact"]]
+    assert (code, json.loads(output)["points"]) == (0, exact)
+    assert call("rewind", path, "--exact", "--to", 3)[0] == 2
     assert call("rewind", path)[0] == 2
     assert call("rewind", path, "--to", 99)[0] == 1
     if any_bench.options:

@@ -123,6 +123,10 @@ def test_a_path_in_use_and_a_second_snapshot(bench, tmp_path):
     assert (tmp_path / "mine" / "notes").read_text() == "keep"
     with pytest.raises(OSError, match="cannot create"):
         job.pool.snapshot(tmp_path / "no" / "such" / "folder")
+    for inside in (job.pool.path, job.pool.path / "copy"):
+        with pytest.raises(PoolError, match="inside pool"):
+            job.pool.snapshot(inside)
+        assert not (job.pool.path / "copy").exists()
     job.run.step(job.loss(batches(1)[0]))
     job.pool.close()
 

@@ -18,12 +18,19 @@ __all__ = ["command"]
 @click.command("rewind")
 @click.argument("pool", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.option("--list", "as_list", is_flag=True, help="List the batches that can be reached.")
+@click.option("--exact", "only_exact", is_flag=True, help="Of these the exact points alone.")
 @click.option("--batches", type=click.IntRange(min=1), help="Go back by at least so many batches.")
 @click.option("--to", type=click.IntRange(min=0), metavar="BATCH", help="Go back to this batch.")
 @click.option("--device", default="", help="DAX device that holds the pool.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
-    pool: Path, as_list: bool, batches: int | None, to: int | None, device: str, as_json: bool
+    pool: Path,
+    as_list: bool,
+    only_exact: bool,
+    batches: int | None,
+    to: int | None,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Take POOL back to an earlier batch; the batches after it are gone for good.
 
@@ -35,12 +42,15 @@ def command(
     that had been decided is completed by whatever opens POOL next, this command included, which
     then goes back no further.
     """
+    if only_exact and not as_list:
+        raise click.UsageError("--exact belongs to --list: every rewind goes to an exact point")
     if sum((as_list, batches is not None, to is not None)) != 1:
         raise click.UsageError("give one of --list, --batches N, --to BATCH")
     if as_list:
         with Pool(pool, read_only=True, device=device) as source:
             committed, points = source.committed_batch, source.rewind_points()
-        _show(pool, committed, points, as_json=as_json)
+        points = [point for point in points if point.is_exact or not only_exact]
+        _show(pool, committed, points, only_exact=only_exact, as_json=as_json)
         return
     with (
         StopSignals() as stop,
@@ -58,7 +68,9 @@ def command(
     click.echo(json.dumps(result) if as_json else f"rewind {key_values(result)}")
 
 
-def _show(pool: Path, committed: int, points: list[RewindPoint], *, as_json: bool) -> None:
+def _show(
+    pool: Path, committed: int, points: list[RewindPoint], *, only_exact: bool, as_json: bool
+) -> None:
     if as_json:
         rows = [
             {**asdict(point), "kind": "exact" if point.is_exact else "tables only"}
@@ -68,7 +80,7 @@ def _show(pool: Path, committed: int, points: list[RewindPoint], *, as_json: boo
         return
     click.echo(f"{pool}: at batch {committed}")
     if not points:
-        click.echo("no earlier batch can be reached")
+        click.echo(f"no earlier {'exact point' if only_exact else 'batch'} can be reached")
         return
     click.echo(f"{'batch':>10}  {'back':>6}  {'epoch':>6}  {'position':>8}  kind")
     for point in points:

@@ -38,7 +38,7 @@ class Pool:
         path: The pool's folder. Created when it does not exist.
         durability: "process" (kill -9 at any instant) or "power" (power loss as well: at once on
             DAX persistent memory, `durable_batch` follows a few batches behind on an ordinary
-            file).
+            file); "auto": the one that the pool was created with, "process" for a new pool.
         resume: "exact" goes back to the newest complete dense generation, "latest" keeps the newest
             committed rows with that generation's dense part (the paper's relaxed checkpoint).
         read_only: Nothing on the medium changes; recovery happens in private memory. Several
@@ -76,7 +76,7 @@ class Pool:
         PoolCorrupted: Checksums contradict each other beyond what a crash explains.
         PoolVersionError: Written by a newer format.
         PoolFull: No space on the medium; nothing is left behind.
-        DurabilityUnavailable: The medium cannot give the level.
+        DurabilityUnavailable: The medium cannot give the level, or the pool has another.
         RecoveryError: The pool cannot be resumed as asked.
 
     Blocks until recovered: the time is bounded by the log, not by the tables.
@@ -86,7 +86,7 @@ class Pool:
         self,
         path: str | os.PathLike[str],
         *,
-        durability: str = "process",
+        durability: str = "auto",
         resume: str = "exact",
         read_only: bool = False,
         device: str = "",
@@ -327,6 +327,11 @@ class Pool:
             PoolFull: No space; nothing is left behind. The training may go on.
         """
         target = Path(path)
+        if target.resolve().is_relative_to(self.path.resolve()):
+            raise PoolError(
+                f"'{target}' is inside pool '{self.path}'\n"
+                "  state: it is unchanged\n  do:    choose a path outside the pool"
+            )
         if target.exists() and (not target.is_dir() or any(target.iterdir())):
             raise PoolError(
                 f"'{target}' is not an empty folder\n"
