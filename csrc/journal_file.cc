@@ -89,6 +89,7 @@ JournalFile::JournalFile(const Store& store) : store_(store), path_(store.path()
          "' is missing\n  state: nothing was changed\n  do:    ", kRestoreAll);
   }
   if (!fd_.is_open()) fail_os(errno, text("cannot open '", path_, "'"));
+  if (!store.is_read_only()) direct_ = Fd(::open(path_.c_str(), O_WRONLY | O_DIRECT | O_CLOEXEC));
   recording::resized(fd_.get());
   read_slots();  // of a shorter file, too: it may be cut
   if (bytes() >= kJournalRing || store.is_read_only()) return;
@@ -133,7 +134,7 @@ void JournalFile::write_slot(JournalSlot next) {
 }
 
 void JournalFile::put_slot(const JournalSlot& slot) {
-  alignas(kLine) std::byte page[kPage] = {};
+  alignas(kPage) std::byte page[kPage] = {};
   std::memcpy(page, &slot, sizeof slot);
   crash_point("journal: slot");
   write(page, kPage, kJournalSlots[slot.seq & 1]);
@@ -148,10 +149,11 @@ uint64_t JournalFile::allocate_ring(uint64_t ring_bytes) {
   if (const int error = allocate(fd_.get(), old_bytes, end); error != 0)
     fail_ring(error, old_bytes, end);
   recording::resized(fd_.get());
-  const std::unique_ptr<std::byte[]> zeros(new std::byte[kChunk]());
+  PageBuffer zeros;
+  zeros.reserve(kChunk);
   try {
     for (uint64_t at = offset; at < end; at += kChunk)
-      write(zeros.get(), std::min(kChunk, end - at), at);
+      write(zeros.data(), std::min(kChunk, end - at), at);
   } catch (const Error& error) {
     // What is allocated is no promise everywhere: copy-on-write, thin volumes.
     if (error.os_error != ENOSPC && error.os_error != EDQUOT) throw;
@@ -176,11 +178,12 @@ void JournalFile::release(uint64_t offset, uint64_t ring_bytes) {
 }
 
 void JournalFile::copy(uint64_t from, uint64_t to, uint64_t count) {
-  const std::unique_ptr<std::byte[]> chunk(new std::byte[kChunk]);
+  PageBuffer chunk;
+  chunk.reserve(kChunk);
   for (uint64_t at = 0; at < count; at += kChunk) {
     const uint64_t n = std::min(kChunk, count - at);
-    if (!read(chunk.get(), n, from + at)) fail_os(EIO, text("cannot read '", path_, "'"));
-    write(chunk.get(), n, to + at);
+    if (!read(chunk.data(), n, from + at)) fail_os(EIO, text("cannot read '", path_, "'"));
+    write(chunk.data(), n, to + at);
   }
 }
 
@@ -214,7 +217,7 @@ void JournalFile::write_skip(uint64_t offset, uint64_t skipped, uint64_t lsn, ui
   header.bytes = skipped;
   header.acked_lsn = acked_lsn;
   header.crc = header_crc(header, nullptr);
-  alignas(kLine) std::byte page[kPage] = {};
+  alignas(kPage) std::byte page[kPage] = {};
   std::memcpy(page, &header, sizeof header);
   write(page, kPage, offset);
 }
@@ -295,8 +298,15 @@ bool JournalFile::has_later_frame(const JournalSlot& slot, uint64_t lsn, uint64_
 void JournalFile::write(const void* data, uint64_t count, uint64_t offset) {
   const auto* from = static_cast<const std::byte*>(data);
   while (count > 0) {
-    const ssize_t n = ::pwrite(fd_.get(), from, count, static_cast<off_t>(offset));
+    const bool is_pages = (reinterpret_cast<uintptr_t>(from) | count | offset) % kPage == 0;
+    const bool is_direct = is_pages && direct_.is_open();
+    const int fd = is_direct ? direct_.get() : fd_.get();
+    const ssize_t n = ::pwrite(fd, from, count, static_cast<off_t>(offset));
     if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EINVAL && is_direct) {  // not on this file system, or not in such pages
+      direct_.reset();
+      continue;
+    }
     if (n <= 0) fail_os(n < 0 ? errno : EIO, text("cannot write '", path_, "'"));
     recording::written(fd_.get(), offset, from, static_cast<uint64_t>(n));
     from += n;
