@@ -10,6 +10,7 @@ the time.
 """
 
 import argparse
+import gc
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ from step import DenseModel
 from torch import nn
 
 import trainingcxl as tcxl
-from trainingcxl.doctor.machine import dirty_limits, memory
+from trainingcxl.pool.write_back import dirty_limits, memory
 
 TABLES, DIM, BATCH = 26, 16, 2048
 STALL_S = 1.0
@@ -153,6 +154,7 @@ def main() -> None:
         try:
             found[name] = train(folder / "pool", rows, 60 * args.minutes * share, args.threads)
         finally:
+            gc.collect()  # a run and its pool hold each other, and the pool's files their memory
             shutil.rmtree(folder)
     disk, base = found["disk"], found["memory"]
     found["ratio"] = disk["median_s"] / base["median_s"]

@@ -122,6 +122,7 @@ class FaultTolerantRun:
                 f"pool '{pool.path}' already has a run\n  do:    use that one, or close the pool "
                 "and open it again"
             )
+        self._notice(*pool.notices)
         self._dense = DensePart(pool, model, dense_optimizer, self._state, every=dense_every)
         if pool.is_new:
             self._dense.capture(self._record_bytes())

@@ -152,6 +152,19 @@ def test_who_names_no_level_gets_that_of_the_pool(bench):
         bench.open()
 
 
+def test_tables_that_write_back_would_slow_down_are_told_of(bench, monkeypatch):
+    """At the creation and at every opening; not on tmpfs, which is never written back."""
+    monkeypatch.setattr("trainingcxl.pool.pool.write_back_notice", lambda n: f"{n} bytes")
+    told = []
+    for medium in ("block", "block", ""):
+        with bench.open(_medium=medium) as pool:
+            pool.create_tables([spec("a")])
+            told.append([text for text in pool.notices if text.endswith(" bytes")])
+            num_bytes = sum(table.num_bytes for table in pool.tables.values())
+    assert told[0][-1] == told[1][-1] == f"{num_bytes} bytes"
+    assert told[2] == []
+
+
 @pytest.mark.parametrize("instruction", ["clwb", "clflushopt", "clflush"])
 def test_flush_instructions(tmpfs_folder, monkeypatch, instruction):
     """Every flush instruction that this CPU has trains to the same bits."""

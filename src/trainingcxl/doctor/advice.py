@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
+from trainingcxl.pool.write_back import SETTING, unhurried_bytes
+
 __all__ = ["advise"]
 
 _GIB = 1 << 30
 _SYNC_MS_OF_DISKS = 0.2
+_SHARE_UNWRITTEN = 0.6  # of the memory: then the limits have been raised
 # Models of disks that clouds give to one instance and take back with it.
 _LOCAL_DISKS = ("Instance Storage", "nvme_card", "EphemeralDisk", "NVMe Direct Disk")
 _NETWORK_DISKS = ("Elastic Block Store", "nvme_card-pd", "PersistentDisk")
@@ -111,11 +114,13 @@ def _advise_limits(report: dict[str, Any]) -> Iterator[str]:
             f"the control group allows {group['memory_bytes']} bytes of memory, page cache "
             "included: tables and log beyond that are written back and read again while training"
         )
-    wait = dirty["writers_wait_from_bytes"]
-    if report["medium"]["medium"] == "block" and wait is not None and wait < _GIB // 4:
+    unhurried, total = unhurried_bytes(dirty), report["memory"]["total_bytes"]
+    is_raised = unhurried is None or unhurried >= _SHARE_UNWRITTEN * (total or 0)
+    if report["medium"]["medium"] == "block" and not is_raised:
         yield (
-            f"writers wait once {wait} bytes are changed and not written (vm.dirty_ratio, "
-            "vm.dirty_bytes): a training that changes more between two write-backs is slowed down"
+            f"steps wait for this disk, for seconds, once about {unhurried} bytes of tables are "
+            "changed and not yet written (vm.dirty_*): for larger tables, as root: "
+            f"sysctl {SETTING}; or a pool on tmpfs"
         )
     if (
         report["memory"]["cgroup"]["write_bytes_per_s"]

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainingcxl.doctor.machine import PROC, SYS, read_text
+from trainingcxl.doctor.machine import PROC, SYS
 from trainingcxl.errors import PoolError
+from trainingcxl.pool.write_back import read_text
 
 __all__ = ["Mount", "block_device", "dax_device", "mount_of", "persistence_domains", "space"]
 

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from trainingcxl import __version__, _core
+from trainingcxl.pool.write_back import read_number, read_text
 
-__all__ = ["cgroup_limits", "cpu", "dirty_limits", "memory", "read_text", "versions"]
+__all__ = ["cgroup_limits", "cpu", "versions"]
 
 PROC, SYS = Path("/proc"), Path("/sys")
 
@@ -21,14 +22,6 @@ _CPU_FLAGS = ("sse4_2", "avx2", "avx512f", "clflush", "clflushopt", "clwb")
 _FLUSHES = ("clwb", "clflushopt", "clflush")  # the order in which the engine prefers them
 _ENVIRONMENT = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "TRAININGCXL_FLUSH")
 _UNLIMITED = 1 << 60  # cgroup v1 writes "no limit" as a number that no machine has
-
-
-def read_text(path: Path) -> str | None:
-    """Return a small file's text, stripped; None if it cannot be read."""
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return None
 
 
 def versions() -> dict[str, str | None]:
@@ -65,57 +58,6 @@ def cpu(proc: Path = PROC) -> dict[str, Any]:
         "best_flush": next((flush for flush in _FLUSHES if flush in present), None),
         "environment": {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
     }
-
-
-def memory(proc: Path = PROC) -> dict[str, int | None]:
-    """Return bytes of memory: all, and what can be had without swapping."""
-    fields = {}
-    for line in (read_text(proc / "meminfo") or "").splitlines():
-        key, _, value = line.partition(":")
-        fields[key] = value.split()
-    return {
-        name: int(fields[key][0]) << 10 if key in fields else None
-        for name, key in (("total_bytes", "MemTotal"), ("available_bytes", "MemAvailable"))
-    }
-
-
-def dirty_limits(available_bytes: int | None, proc: Path = PROC) -> dict[str, int | float | None]:
-    """Return when the kernel writes changed pages back (vm.dirty_*).
-
-    Args:
-        available_bytes: Memory that the ratios are taken of.
-        proc: Root of /proc.
-
-    Returns:
-        The sysctls by name, and what they come to: bytes from which write-back starts, bytes from
-        which writers wait for it, and seconds after which a changed page is written in any case.
-    """
-    names = (
-        "dirty_background_ratio", "dirty_ratio", "dirty_background_bytes", "dirty_bytes",
-        "dirty_expire_centisecs", "dirty_writeback_centisecs",
-    )  # fmt: skip
-    found: dict[str, int | float | None] = {name: _number(proc / "sys/vm" / name) for name in names}
-
-    def threshold(kind: str) -> int | None:
-        bytes_set, ratio = found[f"{kind}bytes"], found[f"{kind}ratio"]
-        if bytes_set:
-            return int(bytes_set)
-        if ratio is None or available_bytes is None:
-            return None
-        return int(available_bytes * ratio / 100)
-
-    expire = found["dirty_expire_centisecs"]
-    return {
-        **found,
-        "write_back_from_bytes": threshold("dirty_background_"),
-        "writers_wait_from_bytes": threshold("dirty_"),
-        "written_after_s": None if expire is None else expire / 100,
-    }
-
-
-def _number(path: Path) -> int | None:
-    text = read_text(path)
-    return int(text) if text is not None and text.isdecimal() else None
 
 
 def cgroup_limits(device: str | None, proc: Path = PROC, sys: Path = SYS) -> dict[str, Any]:
@@ -166,9 +108,9 @@ def _tighten(found: dict[str, Any], name: str, value: float | None) -> None:
 
 
 def _unified(folder: Path, device: str | None, found: dict[str, Any]) -> None:
-    _tighten(found, "memory_bytes", _number(folder / "memory.max"))
-    _tighten(found, "memory_high_bytes", _number(folder / "memory.high"))
-    _first(found, "memory_used_bytes", _number(folder / "memory.current"))
+    _tighten(found, "memory_bytes", read_number(folder / "memory.max"))
+    _tighten(found, "memory_high_bytes", read_number(folder / "memory.high"))
+    _first(found, "memory_used_bytes", read_number(folder / "memory.current"))
     quota, _, period = (read_text(folder / "cpu.max") or "").partition(" ")
     if quota.isdecimal() and period.isdecimal():
         _tighten(found, "cpus", int(quota) / int(period))
@@ -187,12 +129,15 @@ def _first(found: dict[str, Any], name: str, value: int | None) -> None:
 
 
 def _memory_v1(folder: Path, device: str | None, found: dict[str, Any]) -> None:
-    _tighten(found, "memory_bytes", _number(folder / "memory.limit_in_bytes"))
-    _first(found, "memory_used_bytes", _number(folder / "memory.usage_in_bytes"))
+    _tighten(found, "memory_bytes", read_number(folder / "memory.limit_in_bytes"))
+    _first(found, "memory_used_bytes", read_number(folder / "memory.usage_in_bytes"))
 
 
 def _cpu_v1(folder: Path, device: str | None, found: dict[str, Any]) -> None:
-    quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    quota, period = (
+        read_number(folder / "cpu.cfs_quota_us"),
+        read_number(folder / "cpu.cfs_period_us"),
+    )
     if quota and period:  # a quota of -1 is none, and no number here
         _tighten(found, "cpus", quota / period)
 

@@ -12,6 +12,7 @@ from trainingcxl.doctor.measure import measure_writes
 from trainingcxl.doctor.trial import Trial, try_pool
 from trainingcxl.errors import PoolError, TrainingCXLError
 from trainingcxl.pool import inspect
+from trainingcxl.pool.write_back import dirty_limits, memory
 
 __all__ = ["diagnose"]
 
@@ -70,8 +71,8 @@ def diagnose(path: str | os.PathLike[str]) -> dict[str, Any]:
         "medium": _medium(place, mount, drive, trial, pool),
     }
     report["speed"] = _speed(place, report["medium"]["free_bytes"])
-    report["memory"] = machine.memory()
-    report["memory"]["dirty"] = machine.dirty_limits(report["memory"]["available_bytes"])
+    report["memory"] = memory()
+    report["memory"]["dirty"] = dirty_limits(report["memory"]["available_bytes"])
     report["memory"]["cgroup"] = machine.cgroup_limits(drive["disk"] if drive else None)
     report["cpu"] = machine.cpu()
     report["versions"] = machine.versions()

@@ -19,6 +19,7 @@ from trainingcxl.pool.recovery import RecoveryReport, lookup_of, recall_previous
 from trainingcxl.pool.rewind import RewindPoint, choose_point, find_points
 from trainingcxl.pool.snapshot import Snapshot, SnapshotDesk, remove_unfinished
 from trainingcxl.pool.table import OPTIMIZERS, Table, TableSpec, check_same_shape
+from trainingcxl.pool.write_back import write_back_notice
 from trainingcxl.transaction import Transaction
 
 __all__ = ["Pool", "RecoveryReport"]
@@ -125,8 +126,7 @@ class Pool:
         )
         found = self._recover(is_exact=resume == "exact")
         facts = self._core.facts()
-        self.uuid: str = facts["uuid"]
-        self.medium: str = facts["medium"]
+        self.uuid, self.medium = str(facts["uuid"]), str(facts["medium"])
         self.durability: str = facts["durability"]
         self.notices: list[str] = notices_of(facts)
         self.is_new = not found["has_point"]
@@ -148,6 +148,7 @@ class Pool:
             is_relaxed=lookup == "relaxed",
         )
         self._recall_previous()
+        self._note_write_back()
         self.transaction, self._owner_pid = Transaction(), os.getpid()
         self._snapshot: Snapshot | None = None
         self.desk = SnapshotDesk(self.path, self._take, is_trainer=not read_only)
@@ -229,6 +230,13 @@ class Pool:
             if isinstance(error, PoolFull) and not have:
                 _remove_empty_pool(self.path)  # but a full disk wants its room back now
             raise
+        self._note_write_back()
+
+    def _note_write_back(self) -> None:
+        """Tells who trains in a file whose changed pages are more than the kernel keeps."""
+        if self.medium == "block" and not self.is_read_only:
+            num_bytes = sum(table.num_bytes for table in self.tables.values())
+            self.notices += filter(None, [write_back_notice(num_bytes)])
 
     def _fill(self, tables: Sequence[tuple[int, TableSpec]]) -> None:
         """Gives all rows of new tables their initial values."""
