@@ -88,8 +88,7 @@ class FaultTolerantRun:
         self.pool = pool
         self.model = model
         self.dense_optimizer = dense_optimizer
-        self.epoch = 0
-        self.batch = 0
+        self.epoch, self.batch = 0, 0
         self.finished = False
         self.notices: list[str] = []
         self._every_batch = dict(every_batch or {})
