@@ -40,6 +40,7 @@ from trainingcxl.train_setup import (
     open_source,
     open_training_pool,
     prepare_torch,
+    recorded_level,
     settings_to_record,
     split_data,
 )
@@ -124,7 +125,8 @@ class Training:
         gemm = choose_gemm(
             self.model, settings, pool.resume_record, device, report, num_samples=data.num_samples
         )
-        chosen = {"dense.gemm": gemm, "pool.durability": pool.durability}
+        level = recorded_level(pool.resume_record, pool.durability)
+        chosen = {"dense.gemm": gemm, "pool.durability": level}
         self.settings = settings = settings.with_values(chosen)
         self.dense_optimizer = make_dense_optimizer(settings.dense, self.model.parameters())
         self.early_stopping = EarlyStopping(settings.eval.patience)

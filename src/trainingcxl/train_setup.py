@@ -45,6 +45,7 @@ __all__ = [
     "open_source",
     "open_training_pool",
     "prepare_torch",
+    "recorded_level",
     "settings_to_record",
     "split_data",
 ]
@@ -249,6 +250,11 @@ def model_shape(settings: Settings, data: Dataset) -> dict[str, Any]:
     }
 
 
+def recorded_level(record: Mapping[str, Any] | None, level: str) -> str:
+    """Return the durability level that a run has on record, `level` for a new one."""
+    return level if record is None else str(record["settings"].get("pool.durability", level))
+
+
 def settings_to_record(settings: Settings, data: Dataset) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what the pool keeps for later runs to compare with: what is fixed, and what is not.
 
@@ -397,9 +403,11 @@ def check_settings(
     """
     recorded = record["settings"] | record["volatile"]["remarks"]
     recorded.setdefault("dense.gemm", _recorded_gemm(record))
-    for name in ("dense.gemm", "pool.durability"):
-        if settings.flat()[name] == "auto":  # then it is as it was
-            settings = settings.with_values({name: recorded.get(name, "auto")})
+    if settings.dense.gemm == "auto":
+        settings = settings.with_values({"dense.gemm": recorded["dense.gemm"]})
+    # The pool itself refuses another level; a snapshot may have one of its own, and goes on.
+    level = recorded_level(record, settings.pool.durability)
+    settings = settings.with_values({"pool.durability": level})
     if "data.fingerprint" not in recorded:
         raise RecoveryError(
             f"pool {settings.pool.path!r} was not trained by 'trainingcxl train'\n"

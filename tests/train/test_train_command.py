@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from trainingcxl.cli import main
 from trainingcxl.config import Settings, load_settings
 from trainingcxl.data import Dataset, Rows, open_data
-from trainingcxl.errors import ConfigError, RecoveryError, TrainingCXLError
+from trainingcxl.errors import ConfigError, DurabilityUnavailable, RecoveryError, TrainingCXLError
 from trainingcxl.pool import Pool, inspect
 from trainingcxl.train import EarlyStopping, Training, learning_rate_factor, train
 from trainingcxl.train_setup import Silent, check_settings, prepare_torch, settings_to_record
@@ -122,10 +122,24 @@ def test_a_resume_that_names_no_level_keeps_that_of_the_pool(tmp_path: Path) -> 
     pool = tmp_path / "a.pool"
     run(pool, "pool.durability=power", stop_at=3)
     assert run(pool, stop_at=5).only("durability")["level"] == "power"
+    with pytest.raises(DurabilityUnavailable, match="created with durability 'power'"):
+        run(pool, "pool.durability=process")
     assert run(pool, "pool.durability=power").all("setting_changed") == []
     assert run(pool).only("finished")["committed_batch"] == BATCHES_PER_EPOCH
-    with pytest.raises(ConfigError, match=r"pool\.durability: 'power' in the pool, 'process' now"):
-        run(pool, "pool.durability=process")
+
+
+def test_a_snapshot_of_a_pool_of_level_power_can_be_trained_on(tmp_path: Path) -> None:
+    """It is of level process itself, as its medium may give no more."""
+    pool = tmp_path / "a.pool"
+    run(pool, "pool.durability=power", stop_at=3)
+    with Pool(pool, read_only=True) as source:
+        source.snapshot(tmp_path / "copy.pool")
+    for level in ([], ["pool.durability=process"]):
+        stop_at = None if level else 5
+        resumed = run(tmp_path / "copy.pool", *level, stop_at=stop_at)
+        assert resumed.only("durability")["level"] == "process"
+    run(pool)
+    assert digest(tmp_path / "copy.pool") == digest(pool)
 
 
 def test_finished_run_says_so_and_changes_nothing(tmp_path: Path) -> None:

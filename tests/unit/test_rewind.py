@@ -252,6 +252,9 @@ def test_command(any_bench, whole):
     assert code == 0
     assert json.loads(output)["from_batch"] == 20
     assert json.loads(output)["batch"] <= 15
+    at = json.loads(output)["batch"]
+    code, output = call("rewind", path, "--to", at, "--json")  # once more: there already
+    assert (code, json.loads(output)["from_batch"], json.loads(output)["batch"]) == (0, at, at)
     with any_bench.open() as pool:
         train(pool)
         assert pool.digest() == whole

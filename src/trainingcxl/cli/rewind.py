@@ -62,7 +62,7 @@ def command(
         if taken.recovery is not None and taken.recovery.is_rewind:
             before = taken.recovery.committed_batch
             result["completed"] = "a rewind that had been interrupted"
-        else:
+        elif to != before:  # a script may say it again
             taken.rewind(batches=batches, to=to)
         result |= {"from_batch": before, "batch": taken.committed_batch}
     click.echo(json.dumps(result) if as_json else f"rewind {key_values(result)}")

@@ -1,5 +1,6 @@
 """`trainingcxl torture`: do the promises hold on this disk, this kernel, this CPU?"""
 
+import math
 import tempfile
 from pathlib import Path
 from typing import Literal
@@ -47,6 +48,8 @@ def command(
     left alone. Exit code 1 if anything differs; the pool in question is then kept. This shows what
     survives the end of a process; nothing here cuts the power.
     """
+    if not math.isfinite(minutes):
+        raise click.BadParameter(f"{minutes} is no time", param_hint="--minutes")
     if power_cuts and medium != "block":
         raise click.UsageError("--power-cuts needs --medium block: level 'power' on ordinary files")
     from trainingcxl.torture import torture
