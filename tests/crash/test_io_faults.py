@@ -6,6 +6,7 @@ with a trainer in NumPy at each recovery point, and its digest with that of an u
 """
 
 import errno
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -271,6 +272,23 @@ def test_interrupted_and_partial_calls_are_continued(
         "continued", folder=str(tmpfs_folder), level="power", rules=rules, reboot=reboot
     )
     assert min(report["seen"]) > 3, report["seen"]
+    assert report["found"] >= 30
+    _is_undisturbed(report)
+
+
+def test_journal_goes_on_through_the_page_cache_where_direct_writes_are_refused(
+    ask_faulty: Any, tmpfs_folder: Path
+) -> None:
+    """A file system may take O_DIRECT at the opening and refuse a write."""
+    try:
+        os.close(os.open(tmpfs_folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT))
+    except OSError:
+        return  # refused at the opening: then every other test is of this
+    rule = {"call": "pwrite", "file": "/journal", "error": errno.EINVAL, "first": 1, "last": 1}
+    report = ask_faulty(
+        "continued", folder=str(tmpfs_folder), level="power", rules=[rule], reboot=True
+    )
+    assert report["seen"][0] > 3, report["seen"]
     assert report["found"] >= 30
     _is_undisturbed(report)
 
